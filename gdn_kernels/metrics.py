@@ -1,0 +1,81 @@
+"""Error measures. `x` is what is judged, `exact` what it is compared with; everything is computed in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gdn_kernels.dtypes import round_to, to_float
+
+Array = npt.NDArray[Any]
+
+
+def relative_error(x: Array, exact: Array) -> float:
+    """Relative Frobenius norm of the difference: |x - exact| / |exact|, over all elements.
+
+    0 when both are zero throughout, infinity when only `exact` is; NaN or infinity in `x` gives infinity.
+    """
+    return float(_ratio(*_norms(x, exact, axis=None)))
+
+
+def worst_head_error(x: Array, exact: Array) -> float:
+    """The largest relative error of any single head: states [B, Hv, K, V], each [K, V] block by itself."""
+    if np.size(x) == 0:
+        return 0.0
+    return float(_ratio(*_norms(x, exact, axis=(-2, -1))).max())
+
+
+def bf16_steps(x: Array, exact: Array) -> Array:
+    """|x - bf16(exact)| in bf16 steps, element by element; rows along the last axis.
+
+    The step is the spacing of bf16 numbers at max(|bf16(exact)|, 2^-8 of the largest in its row): an element that
+    cancelled to far below its row's size carries the row's error, and its own spacing says nothing.
+    """
+    rounded = round_to(to_float(exact, np.float64), "bf16")
+    size = np.abs(rounded)
+    size = np.maximum(size, 2.0**-8 * size.max(-1, keepdims=True, initial=0))
+    _, exponent = np.frexp(np.maximum(size, 2.0**-126))  # below the normal range the spacing stays
+    difference = np.abs(to_float(x, np.float64) - rounded)
+    return np.where(np.isfinite(difference), difference / np.ldexp(1.0, exponent - 8), np.inf)
+
+
+def unequal_share(x: Array, exact: Array) -> float:
+    """Share of elements of `x` (bf16) that are not bf16(exact)."""
+    return float((to_float(x, np.float64) != round_to(to_float(exact, np.float64), "bf16")).mean()) if x.size else 0.0
+
+
+def projection_misses(x: Array, hidden: Array, W: Array, form: str) -> tuple[int, int]:
+    """Elements of x, a rounded `hidden @ W`, that are not the exact sums rounded: (all of them, those that are wrong).
+
+    A sum in fp32 is taken to be within 2^-22 * (|hidden| @ |W|) of the exact one, whatever its order. The proven bound
+    is H * 2^-24 times the same, but rounding errors are a random walk: summed one by one, their spread is a sixth of
+    ours. An element is wrong when it is not between the roundings of the two ends of that interval. In bf16 one that
+    differs without being wrong is a sum at a tie.
+
+    Args:
+        x: [B, C], in the dtype of `form`.
+        hidden: [B, H]. W: [H, C].
+        form: "bf16" or "fp32", the format to which the sums were rounded.
+    """
+    hidden, W, x = (to_float(array, np.float64) for array in (hidden, W, x))
+    sums = hidden @ W
+    differ = x != round_to(sums, form)
+    columns = differ.any(0)  # the bound is as costly as the sums, so it is computed where it is needed
+    bound = 2.0**-22 * (np.abs(hidden) @ np.abs(W[:, columns]))
+    low, high = (round_to(sums[:, columns] + end, form) for end in (-bound, bound))
+    inside = (low <= x[:, columns]) & (x[:, columns] <= high)
+    return int(differ.sum()), int((differ[:, columns] & ~inside).sum())
+
+
+def _norms(x: Array, exact: Array, axis: tuple[int, ...] | None) -> tuple[Array, Array]:
+    exact = to_float(exact, np.float64)
+    difference = to_float(x, np.float64) - exact
+    return np.sqrt(np.square(difference).sum(axis)), np.sqrt(np.square(exact).sum(axis))
+
+
+def _ratio(error: Array, size: Array) -> Array:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(error == 0, 0.0, error / size)
+    return np.where(np.isnan(ratio), np.inf, ratio)
