@@ -12,13 +12,14 @@ USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info 
 PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest
 
-.PHONY: help run test lint check-timing check clean
+.PHONY: help run test lint check-timing check bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run     decode the sample layer with the kernel and compare every step; RUN_ARGS=... is passed on"
 	@echo "make test    lint and all tests; PYTEST_ARGS=... is passed on, JOBS=$(JOBS) processes"
 	@echo "make lint    ruff, the formatting, mypy"
+	@echo "make bench   time the interpreter: an instruction above bare NumPy, and a step at model size"
 	@echo "make clean   remove $(VENV), build/ and the caches"
 
 run: $(VENV)/installed-run
@@ -38,6 +39,9 @@ check-timing: $(VENV)/installed-test | lint
 # One thread for each process: BLAS threads of several processes on the same cores only wait for one another.
 check: $(VENV)/installed-test | check-timing
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not timing" -n $(JOBS) $(PYTEST_ARGS)
+
+bench: $(VENV)/installed-run
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python tests/benchmarks/interpreter.py $(BENCH_ARGS)
 
 $(VENV)/bin/python:
 	@for candidate in $(PYTHONS); do \

@@ -145,7 +145,7 @@ FAULTS: dict[str, tuple[str, Callable[[], Any]]] = {
     "40 partitions from 32": ("start-partition", lambda: nisa.memset(dst=tile(128, 4)[32:72, :], value=0.0)),
     "slice off by one": ("bounds", lambda: tile(8, 4)[:, 1:5]),
     "index": ("bounds", lambda: tile(8, 4, 4)[:, 4]),
-    "pattern out of bounds": ("bounds", lambda: tile(8, 4).ap(pattern=[[4, 8], [1, 4]], offset=1)),
+    "pattern out of bounds": ("bounds", lambda: nisa.memset(tile(8, 4).ap(pattern=[[4, 8], [1, 4]], offset=1), 0.0)),
     "partition stride": ("pattern", lambda: tile(8, 4).ap(pattern=[[8, 4], [1, 4]], offset=0)),
     "moved partition": ("partition-first", lambda: tile(8, 4, 4).permute((1, 0, 2))),
     "stepped partition": ("partition-first", lambda: tile(8, 4)[::2, :]),

@@ -10,9 +10,11 @@ PARTITIONS = 128  # rows of SBUF and PSUM, and of the Tensor engine (arch)
 PSUM_BANK_BYTES = 2048  # one bank of one partition: 512 fp32 (arch)
 PSUM_BANKS = 8  # (arch)
 MATMUL_STATIONARY_FREE = 128  # columns of the Tensor engine (api nc_matmul)
+BN_STATS_FREE = 512  # elements a partition of one bn_stats (api tile_size)
 VECTOR_TRANSPOSE = 32  # the Vector engine transposes blocks of 32 x 32 (api nc_transpose)
 SHUFFLE_PARTITIONS = 32  # one quadrant (api nc_stream_shuffle)
 MAX_DIMS = 5  # partition + at most 4 free dimensions in one access pattern (access-pattern guide)
+MAX_COUNT, MAX_STRIDE = 2**16 - 1, 2**15 - 1  # uint16 counts, int16 strides (access-pattern guide)
 
 # The largest partition count that may start at each partition (arch, "partition start"): an operand of more than 64
 # partitions starts at 0, of more than 32 at 0 or 64, a smaller one at any multiple of 32.
@@ -37,7 +39,7 @@ class Target:
 
 
 TRN2 = Target("trn2", 3, 224 * 1024, 212_984, 192 * 1024, 512)
-TRN3 = Target("trn3", 4, 256 * 1024, 245_752, 256 * 1024 - 16_384, 512)
+TRN3 = Target("trn3", 4, 256 * 1024, 245_752, 256 * 1024 - 16_384, 4096)
 TARGETS = {target.name: target for target in (TRN2, TRN3)}
 
 

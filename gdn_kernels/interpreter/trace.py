@@ -1,6 +1,7 @@
 """The record of every instruction a kernel issued, enough to lay it out in time or to count its bytes later."""
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +20,12 @@ class Operand(NamedTuple):
     dtype: np.dtype
 
     @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
     def bytes(self) -> int:
-        return int(np.prod(self.shape)) * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
 
 class Instruction(NamedTuple):

@@ -1,32 +1,63 @@
-"""The enumerations instructions take: engines, descriptor modes, performance modes, reduce commands."""
+"""The enumerations instructions take, with the members and values of NKI's own."""
 
 from enum import Enum
 
 
 class Engine(Enum):
+    """`nisa.engine`."""
+
     unknown = 0
     tensor = 1
-    vector = 2
-    scalar = 3
-    gpsimd = 4
-    sync = 5
-    dma = 6
+    scalar = 2
+    gpsimd = 3
+    dma = 4
+    vector = 5
+    sync = 6
 
 
 class DgeMode(Enum):
+    """`nisa.dge_mode`: who makes the descriptors of a DMA."""
+
     unknown = 0
-    none = 1
-    swdge = 2
-    hwdge = 3
+    swdge = 1
+    hwdge = 2
+    none = 3
+
+
+class OobMode(Enum):
+    """`nisa.oob_mode`: what a run-time index out of bounds does."""
+
+    error = 0
+    skip = 1
 
 
 class PerfMode(Enum):
-    none = 0
-    double_row = 1
+    """`nisa.matmul_perf_mode`."""
+
+    none = "none"
+    double_row = "double_row"
 
 
 class ReduceCmd(Enum):
+    """`nisa.reduce_cmd`: what an instruction does with its engine's accumulator registers."""
+
     idle = 0
     reset = 1
     reduce = 2
     reset_reduce = 3
+    load_reduce = 4
+
+
+class NcVersion(Enum):
+    """`nisa.nc_version`: the generation of a NeuronCore."""
+
+    gen2 = 2
+    gen3 = 3
+    gen4 = 4
+
+
+class DmaEngine(Enum):
+    """`nisa.dma_engine`: who moves the tiles of a `sendrecv`."""
+
+    dma = 1
+    gpsimd_dma = 2
