@@ -6,38 +6,51 @@ hidden -> in_proj -> conv1d -> gates -> delta_rule -> gated_norm -> core_out
 from dataclasses import dataclass
 
 import nki
-import nki.isa as nisa
 import nki.language as nl
 
-from gdn_kernels.kernels.conv1d import conv1d, conv_columns
-from gdn_kernels.kernels.delta_rule import delta_rule
-from gdn_kernels.kernels.gated_norm import gated_norm, store_heads
+from gdn_kernels.kernels.conv1d import conv1d, conv_columns, load_rows, row_tiles, store_rows
+from gdn_kernels.kernels.delta_rule import StateBuffers, delta_rule, state_buffers
+from gdn_kernels.kernels.gated_norm import gate, normalise, store_heads
 from gdn_kernels.kernels.gates import gates_of, keys_of
 from gdn_kernels.kernels.in_proj import (
-    WeightRing,
     head_banks,
     hidden_columns,
     project_heads,
+    project_keys,
     project_scalars,
-    project_tile,
     resident_weight,
     weight_ring,
 )
-from gdn_kernels.kernels.layout import BATCH_TILE, COLUMNS, Layout, core_heads, layout_of
+from gdn_kernels.kernels.layout import COLUMNS, Layout, core_heads, group_of, plan_of, view
 from gdn_kernels.kernels.parameters import Parameters, load_parameters, parameter_column
+from gdn_kernels.kernels.rings import Ring
+
+
+@dataclass
+class Inputs(nl.NKIObject):
+    """What the stages read from HBM; of the two small projections, their copies in SBUF."""
+
+    W_in_qkv: nl.ndarray
+    W_in_z: nl.ndarray
+    W_in_a: nl.ndarray
+    W_in_b: nl.ndarray
+    conv_weight: nl.ndarray
+    conv_state: nl.ndarray
+    recurrent_state: nl.ndarray
 
 
 @dataclass
 class Step(nl.NKIObject):
-    """What every stage of one batch tile reads: hidden as columns [128, R, B] of sequences [b0, b0 + B), the layout,
-    the parameters, the ring that weights stream through."""
+    """One batch tile, sequences [b0, b0 + B): hidden as columns [128, R, B], the layout of its groups, the parameters,
+    and the buffers that weights and states stream through."""
 
     columns: nl.ndarray
     b0: int
     B: int
     layout: Layout
     parameters: Parameters
-    ring: WeightRing
+    weights: Ring
+    states: StateBuffers
 
 
 @nki.jit
@@ -61,34 +74,36 @@ def gdn_block_tkg(
     """
     batch, Hv, K, V = recurrent_state.shape
     Hk = (conv_state.shape[1] - Hv * V) // (2 * K)
-    gqa = Hv // Hk
     core_out = nl.ndarray((batch, 1, Hv * V), dtype=hidden.dtype, buffer=nl.shared_hbm)
     new_conv_state = nl.ndarray(conv_state.shape, dtype=hidden.dtype, buffer=nl.shared_hbm)
     new_state = nl.ndarray(recurrent_state.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     cores, core = nl.num_programs(axes=0), nl.program_id(axis=0)
-    mine = core_heads(Hk, gqa, cores, core)
-    layout = layout_of(Hk, gqa, K, mine, cores)
+    mine = core_heads(Hk, Hv // Hk, cores, core)
+    plan = plan_of(Hk, Hv, K, V, hidden.shape[2], batch, hidden.dtype, mine, cores)
+    layout = plan.layout
     parameters = load_parameters(layout, A_log, dt_bias, norm_weight)
-    ring = weight_ring(hidden.dtype)
+    weights, states = weight_ring(hidden.dtype), state_buffers(layout, V, plan.B, plan.state_bytes)
     W_a, W_b = resident_weight(W_in_a), resident_weight(W_in_b)
-    for b0 in range(0, batch, BATCH_TILE):
-        B = min(BATCH_TILE, batch - b0)
-        step = Step(hidden_columns(hidden, b0, B), b0, B, layout, parameters, ring)
-        for tile in range(mine.keys // layout.n):
-            key_head = mine.first_key + tile * layout.n
-            repeated = mine.repeats_key and tile == 0
-            windows = _spare(new_conv_state, repeated or mine.shares_key)
-            keys = _keys(step, W_in_qkv, conv_weight, conv_state, windows, key_head, Hk, K, V)
-            for t in range(0, mine.values, layout.T):
-                h0 = key_head * gqa + mine.first_value + t
-                spare = repeated or (mine.repeats_value and t == 0)
-                windows = _spare(new_conv_state, spare)
-                v = _values(step, W_in_qkv, conv_weight, conv_state, windows, 2 * Hk * K, h0, V)
-                gates = _gates(step, W_a, W_b, h0, V)
-                states = _spare(new_state, spare)
-                o = delta_rule(v, keys, gates, parameters.identity, layout, recurrent_state, states, b0, h0)
-                rows = _spare(core_out, spare).reshape((batch, Hv * V))
-                _finish(step, W_in_z, o, rows, h0, norm_eps)
+    inputs = Inputs(W_in_qkv, W_in_z, W_a, W_b, conv_weight, conv_state, recurrent_state)
+    for b0 in range(0, batch, plan.B):
+        B = min(plan.B, batch - b0)
+        step = Step(hidden_columns(hidden, b0, B), b0, B, layout, parameters, weights, states)
+        normed = nl.ndarray((V, plan.groups, layout.heads(), B), dtype=nl.float32, buffer=nl.sbuf)
+        for index in range(plan.groups):
+            group = group_of(mine, layout, Hv // Hk, index)
+            if group.opens:
+                keys = _keys(step, inputs, _spare(new_conv_state, group.spare_keys), group.key_head)
+            v = _values(step, inputs, _spare(new_conv_state, group.spare_values), group.h0)
+            gates = _gates(step, inputs, group.h0, V)
+            target = _spare(new_state, group.spare_values)
+            here = normed[:, index, :, :]
+            delta_rule(here, v, keys, gates, parameters.identity, layout, recurrent_state, target, b0, group.h0, states)
+            normalise(here, parameters, norm_eps)
+        # All of z last: its weights stream in while the last states are updated and leave.
+        for index in range(plan.groups):
+            group = group_of(mine, layout, Hv // Hk, index)
+            rows = _spare(core_out, group.spare_values).reshape((batch, Hv * V))
+            _finish(step, inputs, normed[:, index, :, :], rows, group.h0, index == plan.groups - 1)
     return core_out, new_conv_state, new_state
 
 
@@ -97,76 +112,79 @@ def _spare(output, spare):
     return nl.ndarray(output.shape, dtype=output.dtype, buffer=nl.private_hbm) if spare else output
 
 
-def _keys(step, W_in_qkv, conv_weight, conv_state, new_conv_state, key_head, Hk, K, V):
-    """Stages 1 to 3 for q and k of one head tile."""
+def _keys(step, inputs, new_conv_state, key_head):
+    """Stages 1 to 3 for q and k of one group."""
     layout, b0, B = step.layout, step.b0, step.B
-    n, P = layout.n, layout.partitions()
-    conv_dim, taps = conv_weight.shape
-    acc = nl.ndarray((P, n, 2, B), dtype=nl.float32, buffer=nl.psum)
+    n, G, P = layout.n, layout.G, layout.partitions()
+    _, Hv, K, V = inputs.recurrent_state.shape
+    conv_dim, taps = inputs.conv_weight.shape
+    key_dim = (conv_dim - Hv * V) // 2
+    acc = nl.ndarray((P, n, 2, G * B), dtype=nl.float32, buffer=nl.psum)
     for kind in range(2):
-        c0 = (kind * Hk + key_head) * K
-        project_tile(acc, kind, W_in_qkv, c0, layout, step.columns, step.ring)
-    width = n * K * taps  # one row: the tile's channels of q, or of k
-    c0 = key_head * K * taps
-    weight_rows = nl.ndarray((2, width), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=weight_rows, src=conv_weight.ap(pattern=[[Hk * K * taps, 2], [1, width]], offset=c0))
-    weights = conv_columns(weight_rows, n, layout.lanes, taps)
-    window_rows = [[Hk * K * taps, 2], [conv_dim * taps, B], [1, width]]
-    c0 = b0 * conv_dim * taps + c0
-    rows = nl.ndarray((2 * B, width), dtype=conv_state.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=rows, src=conv_state.ap(pattern=window_rows, offset=c0))
-    c = nl.ndarray((P, n, 2, B), dtype=nl.float32, buffer=nl.sbuf)
+        c0 = kind * key_dim + key_head * K
+        project_keys(acc, kind, inputs.W_in_qkv, c0, layout, step.columns, step.weights)
+    # A row is a tile's channels of q or of k; rows by tile, then q and k, then sequence.
+    width, tile = n * K * taps, key_head // n
+    weight_rows = row_tiles(tile, G, 2, False, n, layout.lanes, taps, nl.float32)
+    load_rows(weight_rows, inputs.conv_weight, [[key_dim * taps, 2], [1, width]], tile * width, width)
+    rows = row_tiles(tile, G, 2 * B, False, n, layout.lanes, taps, inputs.conv_state.dtype)
+    pattern, offset = [[key_dim * taps, 2], [conv_dim * taps, B], [1, width]], b0 * conv_dim * taps + tile * width
+    load_rows(rows, inputs.conv_state, pattern, offset, width)
+    c = nl.ndarray((P, n, 2, G * B), dtype=nl.float32, buffer=nl.sbuf)
     outputs, fresh = [], []
     for s in range(n):
-        outputs.append(c[:, s, :, :])
-        fresh.append(acc[:, s, :, :])
-    moved = conv1d(outputs, rows, fresh, weights, 0, B, n, layout.lanes, taps)
-    nisa.dma_copy(dst=new_conv_state.ap(pattern=window_rows, offset=c0), src=moved)
+        by_row = [[B, G], [G * B, 2], [1, B]]
+        outputs.append(view(c, P, s * 2 * G * B, by_row))
+        fresh.append(view(acc, P, s * 2 * G * B, by_row))
+    moved = conv1d(outputs, rows, fresh, conv_columns(weight_rows), 0, B)
+    store_rows(new_conv_state, moved, pattern, offset, width)
     return keys_of(c, step.parameters.mask, layout, K, V)
 
 
-def _values(step, W_in_qkv, conv_weight, conv_state, new_conv_state, first_channel, h0, V):
+def _values(step, inputs, new_conv_state, h0):
     """Stages 1 and 2 for v of one group: [V, heads, B]."""
-    b0, B, heads = step.b0, step.B, step.layout.heads()
-    conv_dim, taps = conv_weight.shape
-    c0 = first_channel + h0 * V
+    b0, B, heads, G = step.b0, step.B, step.layout.heads(), step.layout.G
+    _, Hv, _, V = inputs.recurrent_state.shape
+    conv_dim, taps = inputs.conv_weight.shape
+    c0, width = conv_dim - Hv * V + h0 * V, V * taps  # first channel; elements of a row, one head's channels
     accs = head_banks(heads, V, B)
-    project_heads(accs, W_in_qkv, c0, heads, V, step.columns, step.ring)
-    weight_rows = nl.ndarray((heads, V * taps), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=weight_rows, src=conv_weight[c0 : c0 + heads * V, :].reshape((heads, V * taps)))
-    weights = conv_columns(weight_rows, 1, V, taps)
+    project_heads(accs, inputs.W_in_qkv, c0, heads, V, step.columns, step.weights, False)
+    in_tile = heads // G
+    weight_rows = row_tiles(h0 // heads, G, in_tile, True, 1, V, taps, nl.float32)
+    load_rows(weight_rows, inputs.conv_weight, [[width, in_tile], [1, width]], c0 * taps, in_tile * width)
+    weights = conv_columns(weight_rows)
     v = nl.ndarray((V, heads, B), dtype=nl.float32, buffer=nl.sbuf)
     per_bank = accs[0].shape[1]
-    at_once = min(COLUMNS // B, per_bank)  # heads whose rows fit one transpose
+    at_once = min(COLUMNS // B, per_bank)  # heads whose rows fit one transpose; with G > 1 all of them
     for h in range(0, heads, at_once):
         count = min(at_once, heads - h, per_bank - h % per_bank)
-        window_rows = [[V * taps, count], [conv_dim * taps, B], [1, V * taps]]
-        offset = (b0 * conv_dim + c0 + h * V) * taps
-        rows = nl.ndarray((count * B, V * taps), dtype=conv_state.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=rows, src=conv_state.ap(pattern=window_rows, offset=offset))
+        rows = row_tiles((h0 + h) // at_once, G, count // G * B, True, 1, V, taps, inputs.conv_state.dtype)
+        pattern = [[width, count // G], [conv_dim * taps, B], [1, width]]
+        offset, apart = (b0 * conv_dim + c0 + h * V) * taps, count // G * width
+        load_rows(rows, inputs.conv_state, pattern, offset, apart)
         fresh = accs[h // per_bank][:, h % per_bank : h % per_bank + count, :]
-        moved = conv1d([v[:, h : h + count, :]], rows, [fresh], weights, h, B, 1, V, taps)
-        nisa.dma_copy(dst=new_conv_state.ap(pattern=window_rows, offset=offset), src=moved)
+        moved = conv1d([v[:, h : h + count, :]], rows, [fresh], weights, h, B)
+        store_rows(new_conv_state, moved, pattern, offset, apart)
     return v
 
 
-def _gates(step, W_a, W_b, h0, V):
+def _gates(step, inputs, h0, V):
     """Stages 1 and 3 for decay and beta of one group."""
-    heads, Hv = step.layout.heads(), step.parameters.A_log.shape[1]
+    heads, Hv = step.layout.heads(), inputs.recurrent_state.shape[1]
     a = nl.ndarray((heads, step.B), dtype=nl.float32, buffer=nl.psum)
-    project_scalars(a, W_a, Hv, h0, heads, step.columns)
+    project_scalars(a, inputs.W_in_a, Hv, h0, heads, step.columns)
     b = nl.ndarray((heads, step.B), dtype=nl.float32, buffer=nl.psum)
-    project_scalars(b, W_b, Hv, h0, heads, step.columns)
+    project_scalars(b, inputs.W_in_b, Hv, h0, heads, step.columns)
     A_log = parameter_column(step.parameters.A_log, h0, heads)
     dt_bias = parameter_column(step.parameters.dt_bias, h0, heads)
     return gates_of(a, b, A_log, dt_bias, step.parameters.identity, step.layout, V)
 
 
-def _finish(step, W_in_z, o, core_out, h0, norm_eps):
+def _finish(step, inputs, normed, core_out, h0, last):
     """Stages 1 and 5 for z of one group: core_out [batch, Hv * V] of its heads."""
-    V, heads, B = o.shape
+    V, heads, B = normed.shape
     z = head_banks(heads, V, B)
-    project_heads(z, W_in_z, h0 * V, heads, V, step.columns, step.ring)
-    normed = nl.ndarray(o.shape, dtype=core_out.dtype, buffer=nl.sbuf)
-    gated_norm(normed, o, z, step.parameters, norm_eps)
-    store_heads(core_out, normed, step.b0, h0)
+    project_heads(z, inputs.W_in_z, h0 * V, heads, V, step.columns, step.weights, last)
+    out = nl.ndarray(normed.shape, dtype=core_out.dtype, buffer=nl.sbuf)
+    gate(out, normed, z)
+    store_heads(core_out, out, step.b0, h0)

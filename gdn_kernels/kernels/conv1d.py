@@ -4,84 +4,160 @@ In HBM a channel's taps are neighbours: a channel-on-partition load would have r
 (many channels a row) and are turned on PE, one tap at a time; column 0 of the incoming window is never touched.
 """
 
+from dataclasses import dataclass
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
 from gdn_kernels.kernels.finite import TAP, clamp
-from gdn_kernels.kernels.layout import COLUMNS, view
+from gdn_kernels.kernels.layout import COLUMNS, bank_columns, view
+from gdn_kernels.kernels.queues import load, store
 
 
-def conv_columns(rows, n, lanes, taps):
-    """Conv weights as columns [P, n, rows, taps], of `rows` [rows, channels * taps] fp32: channel c = j*K + n*i + s of
-    a row goes to partition (j, i), key row s."""
-    count, P = rows.shape[0], n * lanes
-    turned = nl.ndarray((P, n * taps, count), dtype=nl.float32, buffer=nl.psum)
+@dataclass
+class Rows(nl.NKIObject):
+    """Conv taps or windows as they lie in HBM, a row a partition: the channels of a block one after the other,
+    `taps` elements a channel. Channel j*K + n*i + s goes to lane (j, i), key row s.
+
+    `blocks` times `count` rows, in partitions start + offset + block * spacing onwards. Engines read from `start`,
+    which is legal for them, over `span` partitions; those between the blocks hold zeros.
+    """
+
+    tile: nl.ndarray
+    start: int
+    offset: int
+    spacing: int
+    blocks: int
+    count: int
+    n: int
+    lanes: int
+    taps: int
+
+    def span(self):
+        return self.offset + (self.blocks - 1) * self.spacing + self.count
+
+    def total(self):
+        return self.blocks * self.count
+
+    def block(self, block):
+        """The rows of one block, for a DMA."""
+        first = self.start + self.offset + block * self.spacing
+        return self.tile[first : first + self.count, :]
+
+    def everything(self):
+        """All rows with the partitions between them, for an engine."""
+        return self.tile[self.start : self.start + self.span(), :]
+
+    def lane_taps(self, s, tap):
+        """One tap of key row s of every lane, [span, n, lanes]."""
+        n, lanes, taps = self.n, self.lanes, self.taps
+        pattern = [[n * lanes * taps, n], [n * taps, lanes]]
+        return view(self.tile, self.span(), s * taps + tap, pattern, self.start)
+
+
+def row_tiles(index, blocks, count, shift, n, lanes, taps, dtype):
+    """Room for Rows, where they keep different DMA engines busy: an engine serves 8 partitions, so rows that all
+    started at partition 0 would keep one waiting for sixteen (modelled, Qwen3.5-35B-A3B, B = 1: 4 us).
+
+    Several blocks spread over all partitions, from the middle of their share if `shift`. A single block starts in a
+    quadrant that moves on with the index.
+    """
+    start, offset, spacing = 0, 0, count
+    if blocks > 1:
+        spacing = 128 // blocks // 8 * 8
+        if shift and count <= spacing // 2:
+            offset = spacing // 2
+    elif count <= 32:
+        start = index % 4 * 32
+    rows = Rows(None, start, offset, spacing, blocks, count, n, lanes, taps)
+    rows.tile = nl.ndarray((start + rows.span(), n * n * lanes * taps), dtype=dtype, buffer=nl.sbuf)
+    if rows.total() < rows.span():
+        nisa.memset(dst=rows.everything(), value=0.0, engine=nisa.engine.gpsimd)
+    return rows
+
+
+def load_rows(rows, source, pattern, offset, apart):
+    """Fill `rows` from HBM: block after block, each by the access pattern from `offset + block * apart`."""
+    for block in range(rows.blocks):
+        load(rows.block(block), source.ap(pattern=pattern, offset=offset + block * apart))
+
+
+def store_rows(target, rows, pattern, offset, apart):
+    """The way back of `load_rows`."""
+    for block in range(rows.blocks):
+        store(target.ap(pattern=pattern, offset=offset + block * apart), rows.block(block))
+
+
+def conv_columns(rows):
+    """Conv weights as columns [P, n, rows, taps] fp32."""
+    n, taps, span, P = rows.n, rows.taps, rows.span(), rows.n * rows.lanes
+    padded = bank_columns(span)
+    columns = nl.ndarray((P, n, rows.total(), taps), dtype=nl.float32, buffer=nl.sbuf)
     for s in range(n):
+        turned = nl.ndarray((P, taps, padded), dtype=nl.float32, buffer=nl.psum)
         for tap in range(taps):
-            nisa.nc_transpose(dst=turned[:, s * taps + tap, :], data=_lanes(rows, count, n, lanes, taps, s, tap))
-    columns = nl.ndarray((P, n, count, taps), dtype=nl.float32, buffer=nl.sbuf)
-    for s in range(n):
-        clamp(
-            view(columns, P, s * count * taps, [[1, taps], [taps, count]]),
-            turned[:, s * taps : (s + 1) * taps, :],
-            TAP,
-        )
+            nisa.nc_transpose(dst=turned[:, tap, 0:span], data=rows.lane_taps(s, tap))
+        of_row = view(columns, P, s * rows.total() * taps, [[1, taps], [taps, rows.total()]])
+        clamp(of_row, view(turned, P, rows.offset, [[padded, taps], [rows.spacing, rows.blocks], [1, rows.count]]), TAP)
     return columns
 
 
-def conv1d(dst, rows, fresh, weights, first, B, n, lanes, taps):
-    """One conv step for every row (channel block x sequence) of `rows`; returns the rows of the new window.
+def conv1d(dst, rows, fresh, weights, first, B):
+    """One conv step for every row (channel block x sequence) of `rows`; returns the Rows of the new window.
 
     dst:     n views [P, rows] fp32, the convolved and silu'd channels, key row s in dst[s]
-    rows:    [rows, channels * taps], the incoming window; row = block * B + sequence
+    rows:    Rows of the incoming window; sequences fastest
     fresh:   n PSUM views [P, rows] fp32, the new column
-    weights: [P, n, blocks, taps] from conv_columns; this call uses blocks [first, first + rows / B)
+    weights: [P, n, channel blocks, taps] from conv_columns; this call's begin at `first`
 
         window = concat(conv_state[..., 1:], round(fresh));   c = silu(sum over taps of window * conv_weight)
     """
-    count, P, dtype = rows.shape[0], n * lanes, rows.dtype
-    channels = rows.shape[1]
-    moved = nl.ndarray((count, channels), dtype=dtype, buffer=nl.sbuf)
+    taps, total, span, P, dtype = rows.taps, rows.total(), rows.span(), rows.n * rows.lanes, rows.tile.dtype
+    channels = rows.tile.shape[1]
+    moved = Rows(None, rows.start, rows.offset, rows.spacing, rows.blocks, rows.count, rows.n, rows.lanes, taps)
+    moved.tile = nl.ndarray(rows.tile.shape, dtype=dtype, buffer=nl.sbuf)
     # Shifting whole rows by one element moves every channel's taps on in one contiguous copy; the last tap of each
     # channel gets its neighbour's dead column and is overwritten below.
-    nisa.tensor_copy(dst=moved[:, 0 : channels - 1], src=rows[:, 1:channels], engine=nisa.engine.gpsimd)
-    for s in range(n):
-        window = nl.ndarray((P, count, taps), dtype=nl.float32, buffer=nl.sbuf)
-        _past_columns(window, rows, n, lanes, taps, s)
-        newest = nl.ndarray((P, count), dtype=dtype, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=newest, src=fresh[s])  # the contract's rounding of the window
-        clamp(window[:, :, taps - 1], newest, TAP)
-        weighted = nl.ndarray((P, count, taps), dtype=nl.float32, buffer=nl.sbuf)
-        blocks = weights.shape[2]
+    shifted, old = moved.everything()[:, 0 : channels - 1], rows.everything()[:, 1:channels]
+    nisa.tensor_copy(dst=shifted, src=old, engine=nisa.engine.gpsimd)
+    newest = nl.ndarray((P, rows.n, span), dtype=dtype, buffer=nl.sbuf)
+    if total < span:
+        nisa.memset(dst=newest, value=0.0)
+    for s in range(rows.n):
+        window = nl.ndarray((P, total, taps), dtype=nl.float32, buffer=nl.sbuf)
+        _past_columns(window, rows, s)
+        of_row = view(newest, P, s * span + rows.offset, [[rows.spacing, rows.blocks], [1, rows.count]])
+        nisa.tensor_copy(dst=of_row, src=fresh[s])  # the contract's rounding of the window
+        clamp(window[:, :, taps - 1], of_row, TAP)
+        weighted = nl.ndarray((P, total, taps), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_tensor(
             dst=weighted,
             data1=window,
-            data2=view(weights, P, (s * blocks + first) * taps, [[taps, count // B], [0, B], [1, taps]]),
+            data2=view(weights, P, (s * weights.shape[2] + first) * taps, [[taps, total // B], [0, B], [1, taps]]),
             op=nl.multiply,
         )
-        total = nl.ndarray((P, count), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_reduce(dst=total, op=nl.add, data=weighted, axis=2)
-        nisa.activation(dst=dst[s], op=nl.silu, data=total)
-        turned = nl.ndarray((count, P), dtype=dtype, buffer=nl.psum)
-        nisa.nc_transpose(dst=turned, data=newest)  # [P, rows] -> [rows, P]
-        nisa.tensor_copy(dst=_lanes(moved, count, n, lanes, taps, s, taps - 1), src=turned)
+        summed = nl.ndarray((P, total), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=summed, op=nl.add, data=weighted, axis=2)
+        nisa.activation(dst=dst[s], op=nl.silu, data=summed)
+        turned = nl.ndarray((span, P), dtype=dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=turned, data=newest[:, s, :])  # [P, span] -> [span, P]
+        nisa.tensor_copy(dst=moved.lane_taps(s, taps - 1), src=turned)
     return moved
 
 
-def _past_columns(window, rows, n, lanes, taps, s):
+def _past_columns(window, rows, s):
     """window[:, :, :-1] = taps 1 onwards of the incoming rows, as fp32 columns."""
-    count, P = rows.shape[0], n * lanes
-    padded = count + count % 2  # a 16-bit PSUM write starts on 4 bytes
-    past = nl.ndarray((P, taps - 1, padded), dtype=rows.dtype, buffer=nl.psum)
+    taps, span, P = rows.taps, rows.span(), rows.n * rows.lanes
+    padded = bank_columns(span)
+    past = nl.ndarray((P, taps - 1, padded), dtype=rows.tile.dtype, buffer=nl.psum)
     for tap in range(1, taps):
-        nisa.nc_transpose(dst=past[:, tap - 1, 0:count], data=_lanes(rows, count, n, lanes, taps, s, tap))
-    clamp(view(window, P, 0, [[1, taps - 1], [taps, count]]), past[:, :, 0:count], TAP)
-
-
-def _lanes(rows, count, n, lanes, taps, s, tap):
-    """One tap of key row s of every lane, [rows, n, lanes], of rows [rows, n * (n * lanes) * taps]."""
-    return view(rows, count, s * taps + tap, [[n * lanes * taps, n], [n * taps, lanes]])
+        nisa.nc_transpose(dst=past[:, tap - 1, 0:span], data=rows.lane_taps(s, tap))
+    clamp(
+        view(window, P, 0, [[1, taps - 1], [taps, rows.total()]]),
+        view(past, P, rows.offset, [[padded, taps - 1], [rows.spacing, rows.blocks], [1, rows.count]]),
+        TAP,
+    )
 
 
 @nki.jit
@@ -99,9 +175,9 @@ def gdn_conv1d_decode(x, conv_state, conv_weight):
                 nl.ndarray((B, C, 1), dtype=x.dtype, buffer=nl.private_hbm),
                 nl.ndarray((B, C, taps), dtype=x.dtype, buffer=nl.private_hbm),
             )
-        weight_row = nl.ndarray((1, width * taps), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=weight_row, src=conv_weight.reshape((1, C * taps))[:, c0 * taps : (c0 + width) * taps])
-        weights = conv_columns(weight_row, 1, width, taps)
+        weight_row = row_tiles(0, 1, 1, False, 1, width, taps, nl.float32)
+        load(weight_row.block(0), conv_weight.reshape((1, C * taps))[:, c0 * taps : (c0 + width) * taps])
+        weights = conv_columns(weight_row)
         for b0 in range(0, B, COLUMNS):
             _conv_block(targets, x, conv_state, weights, c0, width, b0, min(COLUMNS, B - b0))
     return out, new_conv_state
@@ -112,23 +188,23 @@ def _conv_block(targets, x, conv_state, weights, c0, width, b0, B):
     out, new_conv_state = targets
     batch, C, taps = conv_state.shape
     dtype = x.dtype
-    rows = nl.ndarray((B, width * taps), dtype=dtype, buffer=nl.sbuf)
+    rows = row_tiles(0, 1, B, False, 1, width, taps, dtype)
     state_rows = (batch, C * taps)
-    nisa.dma_copy(dst=rows, src=conv_state.reshape(state_rows)[b0 : b0 + B, c0 * taps : (c0 + width) * taps])
+    load(rows.block(0), conv_state.reshape(state_rows)[b0 : b0 + B, c0 * taps : (c0 + width) * taps])
     x_rows = nl.ndarray((B, width), dtype=dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=x_rows, src=x.reshape((batch, C))[b0 : b0 + B, c0 : c0 + width])
+    load(x_rows, x.reshape((batch, C))[b0 : b0 + B, c0 : c0 + width])
     fresh = nl.ndarray((width, B), dtype=dtype, buffer=nl.psum)
     nisa.nc_transpose(dst=fresh, data=x_rows)  # [B, width] -> [width, B]
     c = nl.ndarray((width, B), dtype=nl.float32, buffer=nl.sbuf)
-    moved = conv1d([c], rows, [fresh], weights, 0, B, 1, width, taps)
-    nisa.dma_copy(dst=new_conv_state.reshape(state_rows)[b0 : b0 + B, c0 * taps : (c0 + width) * taps], src=moved)
+    moved = conv1d([c], rows, [fresh], weights, 0, B)
+    store(new_conv_state.reshape(state_rows)[b0 : b0 + B, c0 * taps : (c0 + width) * taps], moved.block(0))
     rounded = nl.ndarray((width, B), dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=rounded, src=c)
     turned = nl.ndarray((B, width), dtype=dtype, buffer=nl.psum)
     nisa.nc_transpose(dst=turned, data=rounded)  # [width, B] -> [B, width]
     out_rows = nl.ndarray((B, width), dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=out_rows, src=turned)
-    nisa.dma_copy(dst=out.reshape((batch, C))[b0 : b0 + B, c0 : c0 + width], src=out_rows)
+    store(out.reshape((batch, C))[b0 : b0 + B, c0 : c0 + width], out_rows)
 
 
 def _channel_blocks(C):

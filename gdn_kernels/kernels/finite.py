@@ -7,6 +7,8 @@ that meets a zero or an opposite infinity.
 import nki.isa as nisa
 import nki.language as nl
 
+__nki_wrapper__ = True  # traces and errors name the line that asked for the clamp
+
 TAP = 2.0**60  # conv taps and window columns: a sum of 8 products stays below 2**123
 KEY = 2.0**44  # q and k: 128 squares stay in the valid range of rsqrt, below 2**97
 VALUE = 2.0**100  # memory reads, gates, gain

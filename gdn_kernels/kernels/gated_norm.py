@@ -1,16 +1,18 @@
-"""Stage 5, the gated RMS norm: core_out = round(o * rsqrt(mean(o*o) + norm_eps) * norm_weight * silu(z))."""
+"""Stage 5, the gated RMS norm: core_out = round(o * rsqrt(mean(o*o) + norm_eps) * norm_weight * silu(z)).
+
+In two functions, as the norm is done long before z is there: z is the last thing to stream in."""
 
 import nki.isa as nisa
 import nki.language as nl
 
 from gdn_kernels.kernels.finite import MEAN_SQUARE, VALUE, clamp
 from gdn_kernels.kernels.layout import BANK, COLUMNS, view
+from gdn_kernels.kernels.queues import store
 
 
-def gated_norm(out, o, z, parameters, norm_eps):
-    """out[V, heads, B] = o * rsqrt(mean over V of o*o + norm_eps) * gain * silu(z), rounded to out's dtype.
+def normalise(o, parameters, norm_eps):
+    """o * rsqrt(mean over V of o*o + norm_eps) * gain, in place of o [V, heads, B] fp32.
 
-    o: [V, heads, B] fp32. z: list of views [V, some heads, B].
     The mean runs over partitions: a product with ones leaves it on all of them."""
     V, heads, B = o.shape
     N = heads * B
@@ -18,40 +20,26 @@ def gated_norm(out, o, z, parameters, norm_eps):
     nisa.tensor_tensor(dst=squares, data1=o, data2=o, op=nl.multiply)
     scale = nl.ndarray((V, N), dtype=nl.float32, buffer=nl.sbuf)
     for c0 in range(0, N, BANK):
-        width = min(BANK, N - c0)
-        sums = nl.ndarray((V, width), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(
-            dst=sums,
-            stationary=view(parameters.ones, V, 0, [[0, V]]),
-            moving=squares[:, c0 : c0 + width],
-            accumulate=False,
-        )
-        nisa.tensor_scalar(
-            dst=scale[:, c0 : c0 + width],
-            data=sums,
-            op0=nl.multiply,
-            operand0=1.0 / V,
-            op1=nl.minimum,
-            operand1=MEAN_SQUARE,
-        )
+        here = slice(c0, min(c0 + BANK, N))
+        sums = nl.ndarray((V, here.stop - c0), dtype=nl.float32, buffer=nl.psum)
+        ones = view(parameters.ones, V, 0, [[0, V]])  # [V, V]
+        nisa.nc_matmul(dst=sums, stationary=ones, moving=squares[:, here], accumulate=False)
+        mean = scale[:, here]
+        nisa.tensor_scalar(dst=mean, data=sums, op0=nl.multiply, operand0=1.0 / V, op1=nl.minimum, operand1=MEAN_SQUARE)
     nisa.activation(dst=scale, op=nl.rsqrt, data=scale, bias=norm_eps)
-    normed = nl.ndarray((V, heads, B), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=normed, data1=o, data2=scale, op=nl.multiply)
-    gate = _silu(z, V, heads, B)
-    nisa.scalar_tensor_tensor(
-        dst=out, data=normed, op0=nl.multiply, operand0=parameters.gain, op1=nl.multiply, operand1=gate
-    )
+    nisa.scalar_tensor_tensor(dst=o, data=o, op0=nl.multiply, operand0=parameters.gain, op1=nl.multiply, operand1=scale)
 
 
-def _silu(z, V, heads, B):
-    gate = nl.ndarray((V, heads, B), dtype=nl.float32, buffer=nl.sbuf)
+def gate(out, normed, z):
+    """out[V, heads, B] = normed * silu(z), rounded to out's dtype. z: list of views [V, some heads, B]."""
+    gates = nl.ndarray(normed.shape, dtype=nl.float32, buffer=nl.sbuf)
     h = 0
     for part in z:
-        some = gate[:, h : h + part.shape[1], :]
+        some = gates[:, h : h + part.shape[1], :]
         clamp(some, part, VALUE)
         h = h + part.shape[1]
-    nisa.activation(dst=gate, op=nl.silu, data=gate)
-    return gate
+    nisa.activation(dst=gates, op=nl.silu, data=gates)
+    nisa.tensor_tensor(dst=out, data1=normed, data2=gates, op=nl.multiply)
 
 
 def store_heads(target, out, b0, h0):
@@ -67,7 +55,4 @@ def store_heads(target, out, b0, h0):
         nisa.nc_transpose(dst=turned, data=out[:, h : h + count, :])  # [V, count * B] -> [count * B, V]
         rows = nl.ndarray((count * B, V), dtype=out.dtype, buffer=nl.sbuf)
         nisa.tensor_copy(dst=rows, src=turned)
-        nisa.dma_copy(
-            dst=target.ap(pattern=[[V, count], [row, B], [1, V]], offset=b0 * row + (h0 + h) * V),
-            src=rows,
-        )
+        store(target.ap(pattern=[[V, count], [row, B], [1, V]], offset=b0 * row + (h0 + h) * V), rows)

@@ -16,8 +16,8 @@ LN2 = 0.6931472  # a decay rate that halves the state
 
 @dataclass
 class Keys(nl.NKIObject):
-    """q and k of a head tile, normalised. kq: [P, n, 2, B], q then k. wide: their block diagonal [P, n * 2 * B, n].
-    dots: q.k on all V partitions, [V, n, B]."""
+    """q and k of a group, normalised. kq: [P, n, 2, X], q then k, column x = tile * B + sequence. wide: their
+    block diagonal [P, n * 2 * X, n]. dots: q.k of every key head on all V partitions, [V, G * n, B]."""
 
     kq: nl.ndarray
     wide: nl.ndarray
@@ -27,14 +27,14 @@ class Keys(nl.NKIObject):
 @dataclass
 class Gates(nl.NKIObject):
     """Decay and beta of a group where they are used. decay_beta: exp(g) and beta on all V partitions,
-    [V, 2, heads, B]. split: e and c, exp(g) = c + e, on key lanes, [P, T, 2, B]."""
+    [V, 2, heads, B]. split: e and c, exp(g) = c + e, on key lanes, [P, G * T, 2, B]."""
 
     decay_beta: nl.ndarray
     split: nl.ndarray
 
 
 def keys_of(c, mask, layout, K, V):
-    """The Keys of convolved q and k in c [P, n, 2, B], which is normalised in place."""
+    """The Keys of convolved q and k in c [P, n, 2, X], which is normalised in place."""
     l2norm(c, mask, layout, K)
     return Keys(c, block_diagonal(c, mask, layout), query_dot_key(c, mask, layout, V))
 
@@ -46,15 +46,15 @@ def gates_of(a, b, A_log, dt_bias, identity, layout, V):
 
 
 def l2norm(c, mask, layout, K):
-    """q = q * rsqrt(sum(q*q) + 1e-6) / sqrt(K);  k = k * rsqrt(sum(k*k) + 1e-6), in place of q|k in c [P, n, 2, B].
+    """q = q * rsqrt(sum(q*q) + 1e-6) / sqrt(K);  k = k * rsqrt(sum(k*k) + 1e-6), in place of q|k in c [P, n, 2, X].
 
     The sums run over the partitions of a head and over its n key rows: a product with the head mask, whose columns are
     broadcast so that every partition of the head gets the sum."""
-    n, P, B = layout.n, layout.partitions(), c.shape[3]
+    n, P, X = layout.n, layout.partitions(), c.shape[3]
     clamp(c, c, KEY)
-    squares = nl.ndarray((P, n, 2, B), dtype=nl.float32, buffer=nl.sbuf)
+    squares = nl.ndarray((P, n, 2, X), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=squares, data1=c, data2=c, op=nl.multiply)
-    sums = nl.ndarray((P, 2 * B), dtype=nl.float32, buffer=nl.psum)
+    sums = nl.ndarray((P, 2 * X), dtype=nl.float32, buffer=nl.psum)
     for s in range(n):
         nisa.nc_matmul(
             dst=sums,
@@ -62,38 +62,40 @@ def l2norm(c, mask, layout, K):
             moving=squares[:, s, :, :],
             accumulate=s > 0,
         )
-    scale = nl.ndarray((P, 2, B), dtype=nl.float32, buffer=nl.sbuf)
+    scale = nl.ndarray((P, 2, X), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=scale, op=nl.rsqrt, data=sums, bias=L2_EPS)
     nisa.tensor_scalar(dst=scale[:, 0, :], data=scale[:, 0, :], op0=nl.multiply, operand0=K**-0.5)
-    nisa.tensor_tensor(dst=c, data1=c, data2=view(scale, P, 0, [[0, n], [1, 2 * B]]), op=nl.multiply)
+    nisa.tensor_tensor(dst=c, data1=c, data2=view(scale, P, 0, [[0, n], [1, 2 * X]]), op=nl.multiply)
 
 
 def block_diagonal(kq, mask, layout):
-    """[P, n * 2 * B, n]: every column of kq [P, n, 2, B] once for each head, zero off that head's partitions.
+    """[P, n * 2 * X, n]: every column of kq [P, n, 2, X] once for each head, zero off that head's partitions.
 
     One product with a state tile then serves all n heads of the tile without mixing them."""
-    n, P, X = layout.n, layout.partitions(), layout.n * 2 * kq.shape[3]
-    wide = nl.ndarray((P, X, n), dtype=nl.float32, buffer=nl.sbuf)
+    n, P, columns = layout.n, layout.partitions(), layout.n * 2 * kq.shape[3]
+    wide = nl.ndarray((P, columns, n), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(
         dst=wide,
-        data1=view(kq, P, 0, [[1, X], [0, n]]),
-        data2=view(mask, P, 0, [[0, X], [1, n]]),
+        data1=view(kq, P, 0, [[1, columns], [0, n]]),
+        data2=view(mask, P, 0, [[0, columns], [1, n]]),
         op=nl.multiply,
     )
     return wide
 
 
 def query_dot_key(kq, mask, layout, V):
-    """q.k of each head and sequence on all V partitions, [V, n, B]."""
-    n, P, B = layout.n, layout.partitions(), kq.shape[3]
-    products = nl.ndarray((P, n, B), dtype=nl.float32, buffer=nl.sbuf)
+    """q.k of each key head and sequence on all V partitions, [V, G * n, B]."""
+    n, P, X = layout.n, layout.partitions(), kq.shape[3]
+    B = X // layout.G
+    products = nl.ndarray((P, n, X), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=products, data1=kq[:, :, 0, :], data2=kq[:, :, 1, :], op=nl.multiply)
-    partial = nl.ndarray((P, B), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=partial, op=nl.add, data=view(products, P, 0, [[1, B], [B, n]]), axis=2)
-    sums = nl.ndarray((V, n, B), dtype=nl.float32, buffer=nl.psum)
+    partial = nl.ndarray((P, X), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=partial, op=nl.add, data=view(products, P, 0, [[1, X], [X, n]]), axis=2)
+    sums = nl.ndarray((V, layout.keys(), B), dtype=nl.float32, buffer=nl.psum)
     for j in range(n):
-        nisa.nc_matmul(dst=sums[:, j, :], stationary=view(mask, P, j, [[0, V]]), moving=partial, accumulate=False)
-    dots = nl.ndarray((V, n, B), dtype=nl.float32, buffer=nl.sbuf)
+        of_head = view(sums, V, j * B, [[n * B, layout.G], [1, B]])
+        nisa.nc_matmul(dst=of_head, stationary=view(mask, P, j, [[0, V]]), moving=partial, accumulate=False)
+    dots = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=dots, src=sums)
     return dots
 
@@ -154,18 +156,22 @@ def _decay_rate(a, A_log, dt_bias):
 
 
 def to_key_lanes(values, identity, layout):
-    """values [heads, 2, B] as columns [P, T, 2, B]: lane (j, i) gets value head j*T + t."""
-    heads, T, P, B = layout.heads(), layout.T, layout.partitions(), values.shape[2]
-    lanes = nl.ndarray((P, T, 2, B), dtype=nl.float32, buffer=nl.sbuf)
-    for t in range(T):
-        spread = nl.ndarray((P, 2, B), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(
-            dst=spread,
-            stationary=view(identity, heads, t, [[T, layout.n], [0, layout.lanes]]),  # [heads, P]
-            moving=values,
-            accumulate=False,
-        )
-        nisa.tensor_copy(dst=lanes[:, t, :, :], src=spread)
+    """values [heads, 2, B] as columns [P, G * T, 2, B]: lane (j, i) gets value head (I*n + j)*T + t at I*T + t."""
+    n, T, P, B = layout.n, layout.T, layout.partitions(), values.shape[2]
+    lanes = nl.ndarray((P, layout.G * T, 2, B), dtype=nl.float32, buffer=nl.sbuf)
+    at_once = max(1, min(layout.G * T, BANK // (2 * B)))
+    for first in range(0, layout.G * T, at_once):
+        count = min(at_once, layout.G * T - first)
+        spread = nl.ndarray((P, count, 2, B), dtype=nl.float32, buffer=nl.psum)
+        for i in range(count):
+            head = (first + i) // T * n * T + (first + i) % T
+            nisa.nc_matmul(
+                dst=spread[:, i, :, :],
+                stationary=view(identity, layout.heads(), head, [[T, n], [0, layout.lanes]]),  # [heads, P]
+                moving=values,
+                accumulate=False,
+            )
+        nisa.tensor_copy(dst=lanes[:, first : first + count, :, :], src=spread)
     return lanes
 
 

@@ -5,36 +5,19 @@ arithmetic, and a 128 x 128 tile costs 64 PE cycles instead of 128. Hidden index
 owns one contiguous run of every weight matrix's rows and of hidden.
 """
 
-from dataclasses import dataclass
-
 import nki.isa as nisa
 import nki.language as nl
 
-from gdn_kernels.kernels.layout import BANK, BANK_BYTES, itemsize, view
+from gdn_kernels.kernels.layout import BANK, BANK_BYTES, CHUNK_COLUMNS, WEIGHT_BYTES, bank_columns, itemsize, view
+from gdn_kernels.kernels.queues import load, load_aside
+from gdn_kernels.kernels.rings import ring
 
 CHUNK_BYTES = 8192  # of one weight transfer, a partition: 1 MiB in all
-SLOTS = 8  # weight chunks in flight: 64 KiB a partition
-
-
-@dataclass
-class WeightRing(nl.NKIObject):
-    """Buffers [128, 8 KiB] that weight chunks stream through, one after the other. `used`: chunks handed out so far."""
-
-    buffers: list
-    used: int
-
-    def next(self):
-        buffer = self.buffers[self.used % SLOTS]
-        self.used = self.used + 1
-        return buffer
+SLOTS = WEIGHT_BYTES // CHUNK_BYTES  # weight chunks in flight
 
 
 def weight_ring(dtype):
-    buffers = []
-    for slot in range(SLOTS):
-        shape = (128, CHUNK_BYTES // itemsize(dtype))
-        buffers.append(nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf, name=f"weights{slot}"))
-    return WeightRing(buffers, 0)
+    return ring(SLOTS, (128, CHUNK_BYTES // itemsize(dtype)), dtype, "weights")
 
 
 def hidden_columns(hidden, b0, B):
@@ -43,9 +26,9 @@ def hidden_columns(hidden, b0, B):
     H = hidden.shape[2]
     R = H // 128
     rows = nl.ndarray((B, H), dtype=hidden.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=rows, src=hidden.reshape((hidden.shape[0], H))[b0 : b0 + B, :])
+    load_aside(rows, hidden.reshape((hidden.shape[0], H))[b0 : b0 + B, :])
     columns = nl.ndarray((128, R, B), dtype=hidden.dtype, buffer=nl.sbuf)
-    padded = B + B % 2  # a 16-bit PSUM write starts on 4 bytes
+    padded = bank_columns(B)
     at_once = BANK_BYTES // (padded * itemsize(hidden.dtype))  # rows that share a PSUM bank
     for r0 in range(0, R, at_once):
         count = min(at_once, R - r0)
@@ -56,44 +39,58 @@ def hidden_columns(hidden, b0, B):
     return columns
 
 
-def project_tile(acc, kind, weight, c0, layout, columns, ring):
-    """acc[:, s, kind, :] = one head tile of q or k, [P, B] a key row s, from weight columns c0 onwards.
+def project_keys(acc, kind, weight, c0, layout, columns, weights):
+    """acc[:, s, kind, tile * B + b] = q or k of one group, [P, B] a key row s and tile, from weight columns c0 onwards.
 
-    Lane (j, i) of key row s is column j*K + n*i + s."""
+    Lane (j, i) of key row s is column j*K + n*i + s of a tile."""
     n, lanes, P = layout.n, layout.lanes, layout.partitions()
-    C = n * P  # n heads of K = P channels
-    rows = _rows_a_chunk(ring, C)
-    for r0 in range(0, columns.shape[1], rows):
-        count = min(rows, columns.shape[1] - r0)
-        chunk = ring.next()
-        _load(chunk, weight, r0, count, c0, C)
+    C, R, B = layout.G * n * P, columns.shape[1], columns.shape[2]  # n heads of K = P channels a tile
+    r0 = 0
+    while r0 < R:
+        count = min(_rows_a_chunk(weights, C), R - r0)
+        chunk = _load(weights, weight, r0, count, c0, C)
         for r in range(count):
-            for s in range(n):
-                nisa.nc_matmul(
-                    dst=acc[:, s, kind, :],
-                    stationary=view(chunk, 128, r * C + s, [[P, n], [n, lanes]]),  # [128, P]
-                    moving=columns[:, r0 + r, :],
-                    accumulate=r0 + r > 0,
-                )
+            for tile in range(layout.G):
+                for s in range(n):
+                    nisa.nc_matmul(
+                        dst=acc[:, s, kind, tile * B : (tile + 1) * B],
+                        stationary=view(chunk, 128, r * C + tile * n * P + s, [[P, n], [n, lanes]]),  # [128, P]
+                        moving=columns[:, r0 + r, :],
+                        accumulate=r0 + r > 0,
+                    )
+        r0 = r0 + count
 
 
-def project_heads(accs, weight, c0, heads, V, columns, ring):
+def project_heads(accs, weight, c0, heads, V, columns, weights, last):
     """Value heads (v or z) from weight columns c0 onwards, [V, B] each, into `head_banks`."""
-    C = heads * V
-    per_bank = accs[0].shape[1]
-    rows = _rows_a_chunk(ring, C)
-    for r0 in range(0, columns.shape[1], rows):
-        count = min(rows, columns.shape[1] - r0)
-        chunk = ring.next()
-        _load(chunk, weight, r0, count, c0, C)
+    at_once = min(heads, CHUNK_COLUMNS // V)
+    for first in range(0, heads, at_once):
+        count = min(at_once, heads - first)
+        ends = last and first + count == heads
+        _project_some_heads(accs, first, weight, c0 + first * V, count, V, columns, weights, ends)
+
+
+def _project_some_heads(accs, first, weight, c0, heads, V, columns, weights, last):
+    """Value heads [first, first + heads) of `accs`.
+
+    The last weights of a kernel come in ever smaller chunks, so that little is left to do after the last byte: of the
+    0.9 us a whole chunk takes on PE, 0.2 remain (modelled, 8 heads)."""
+    C, R, per_bank = heads * V, columns.shape[1], accs[0].shape[1]
+    r0 = 0
+    while r0 < R:
+        count = min(_rows_a_chunk(weights, C), R - r0)
+        if last:
+            count = min(count, (R - r0 + 1) // 2)
+        chunk = _load(weights, weight, r0, count, c0, C)
         for r in range(count):
             for h in range(heads):
                 nisa.nc_matmul(
-                    dst=accs[h // per_bank][:, h % per_bank, :],
+                    dst=accs[(first + h) // per_bank][:, (first + h) % per_bank, :],
                     stationary=chunk[:, r * C + h * V : r * C + (h + 1) * V],  # [128, V]
                     moving=columns[:, r0 + r, :],
                     accumulate=r0 + r > 0,
                 )
+        r0 = r0 + count
 
 
 def head_banks(heads, V, B):
@@ -101,15 +98,16 @@ def head_banks(heads, V, B):
     column h % per bank of entry h // per bank."""
     per_bank = min(heads, BANK // B)
     banks = []
-    for _ in range(0, heads, per_bank):
-        banks.append(nl.ndarray((V, per_bank, B), dtype=nl.float32, buffer=nl.psum))
+    for first in range(0, heads, per_bank):
+        shape = (V, min(per_bank, heads - first), B)
+        banks.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
     return banks
 
 
 def resident_weight(weight):
     """A whole small matrix [H, N] as [128, R * N], one run a partition."""
     tile = nl.ndarray((128, weight.shape[0] // 128 * weight.shape[1]), dtype=weight.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=weight.reshape(tile.shape))
+    load_aside(tile, weight.reshape(tile.shape))
     return tile
 
 
@@ -124,14 +122,17 @@ def project_scalars(acc, tile, Hv, h0, heads, columns):
         )
 
 
-def _rows_a_chunk(ring, C):
+def _rows_a_chunk(weights, C):
     """How many rows r of C columns one buffer of the ring holds."""
-    return max(1, ring.buffers[0].shape[1] // C)
+    return max(1, weights.buffers[0].shape[1] // C)
 
 
-def _load(chunk, weight, r0, count, c0, C):
+def _load(weights, weight, r0, count, c0, C):
+    """Rows [r0, r0 + count) and columns [c0, c0 + C) of a weight matrix into the next buffer of the ring."""
     H, N = weight.shape
-    nisa.dma_copy(
-        dst=chunk[:, 0 : count * C].reshape((128, count, C)),
-        src=weight.reshape((128, H // 128, N))[:, r0 : r0 + count, c0 : c0 + C],
+    chunk = weights.next()
+    load(
+        chunk[:, 0 : count * C].reshape((128, count, C)),
+        weight.reshape((128, H // 128, N))[:, r0 : r0 + count, c0 : c0 + C],
     )
+    return chunk

@@ -7,6 +7,7 @@ import nki.language as nl
 
 from gdn_kernels.kernels.finite import VALUE, clamp
 from gdn_kernels.kernels.layout import view
+from gdn_kernels.kernels.queues import load_aside
 
 
 @dataclass
@@ -24,11 +25,22 @@ class Parameters(nl.NKIObject):
 
 def load_parameters(layout, A_log, dt_bias, norm_weight):
     V = norm_weight.shape[0]
-    identity = nl.shared_identity_matrix(128, dtype=nl.float32)
+    rows = (_row(A_log), _row(dt_bias), _row(norm_weight))
     ones = nl.ndarray((V, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
-    gain = parameter_column(_row(norm_weight), 0, V)
-    return Parameters(identity, head_mask(identity, layout), ones, gain, _row(A_log), _row(dt_bias))
+    identity = identity_matrix()
+    return Parameters(identity, head_mask(identity, layout), ones, parameter_column(rows[2], 0, V), rows[0], rows[1])
+
+
+def identity_matrix():
+    """[128, 128] fp32, made on chip: a row of ones everywhere, kept where column - partition is 0."""
+    ones = nl.ndarray((128, 128), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    identity = nl.ndarray((128, 128), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.affine_select(
+        dst=identity, pattern=[[1, 128]], channel_multiplier=-1, on_true_tile=ones, on_false_value=0.0, cmp_op=nl.equal
+    )
+    return identity
 
 
 def head_mask(identity, layout):
@@ -52,5 +64,5 @@ def parameter_column(row, first, count):
 def _row(parameter):
     """A 1-D HBM parameter as a row [1, N]."""
     row = nl.ndarray((1, parameter.shape[0]), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=row, src=parameter.reshape((1, parameter.shape[0])))
+    load_aside(row, parameter.reshape((1, parameter.shape[0])))
     return row

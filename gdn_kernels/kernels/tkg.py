@@ -4,12 +4,13 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from gdn_kernels.kernels.delta_rule import delta_rule
+from gdn_kernels.kernels.delta_rule import MOST_STATE_BYTES, delta_rule, state_buffers
 from gdn_kernels.kernels.finite import VALUE, clamp
-from gdn_kernels.kernels.gated_norm import gated_norm, store_heads
+from gdn_kernels.kernels.gated_norm import gate, normalise, store_heads
 from gdn_kernels.kernels.gates import gates_of, keys_of
-from gdn_kernels.kernels.layout import BATCH_TILE, COLUMNS, core_heads, layout_of, view
+from gdn_kernels.kernels.layout import BATCH_TILE, COLUMNS, bank_columns, core_heads, layout_of, view
 from gdn_kernels.kernels.parameters import load_parameters, parameter_column
+from gdn_kernels.kernels.queues import load
 
 
 @nki.jit
@@ -24,8 +25,9 @@ def gdn_tkg(q, k, v, b, a, A_log, dt_bias, z, norm_weight, state_in, norm_eps):
     state_out = nl.ndarray((BH, K, V), dtype=nl.float32, buffer=nl.shared_hbm)
     cores, core = nl.num_programs(axes=0), nl.program_id(axis=0)
     mine = core_heads(Hv, 1, cores, core)  # every head brings its own q and k: gqa is 1
-    layout = layout_of(Hv, 1, K, mine, cores)
+    layout = layout_of(Hv, 1, K, mine, cores, BATCH_TILE)
     parameters = load_parameters(layout, A_log, dt_bias, norm_weight)
+    buffers = state_buffers(layout, V, min(BATCH_TILE, batch), MOST_STATE_BYTES)
     for tile in range(mine.keys // layout.n):
         h0 = mine.first_key + tile * layout.n
         out_rows, states = out, state_out
@@ -40,7 +42,9 @@ def gdn_tkg(q, k, v, b, a, A_log, dt_bias, z, norm_weight, state_in, norm_eps):
             a_rows = _head_rows(a, Hv, h0, layout.n, b0, B)
             b_rows = _head_rows(b, Hv, h0, layout.n, b0, B)
             gates = gates_of(a_rows, b_rows, A_column, dt_column, parameters.identity, layout, V)
-            o = delta_rule(
+            o = nl.ndarray((V, layout.n, B), dtype=nl.float32, buffer=nl.sbuf)
+            delta_rule(
+                o,
                 _value_lanes(v, Hv, h0, layout.n, b0, B),
                 keys,
                 gates,
@@ -50,9 +54,11 @@ def gdn_tkg(q, k, v, b, a, A_log, dt_bias, z, norm_weight, state_in, norm_eps):
                 states.reshape((batch, Hv, K, V)),
                 b0,
                 h0,
+                buffers,
             )
             normed = nl.ndarray(o.shape, dtype=q.dtype, buffer=nl.sbuf)
-            gated_norm(normed, o, [_value_lanes(z, Hv, h0, layout.n, b0, B)], parameters, norm_eps)
+            normalise(o, parameters, norm_eps)
+            gate(normed, o, [_value_lanes(z, Hv, h0, layout.n, b0, B)])
             store_heads(out_rows.reshape((batch, Hv * V)), normed, b0, h0)
     return out, state_out
 
@@ -62,11 +68,11 @@ def _key_lanes(q, k, layout, Hv, h0, b0, B):
     n, P = layout.n, layout.partitions()
     K = q.shape[1]
     lanes = nl.ndarray((P, n, 2, B), dtype=nl.float32, buffer=nl.sbuf)
-    padded = B + B % 2  # a 16-bit PSUM write starts on 4 bytes
+    padded = bank_columns(B)
     for kind in range(2):
         source = k if kind == 1 else q
         rows = nl.ndarray((B, n * K), dtype=q.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=rows, src=source.reshape((q.shape[0] // Hv, Hv * K))[b0 : b0 + B, h0 * K : (h0 + n) * K])
+        load(rows, source.reshape((q.shape[0] // Hv, Hv * K))[b0 : b0 + B, h0 * K : (h0 + n) * K])
         turned = nl.ndarray((P, n, padded), dtype=q.dtype, buffer=nl.psum)
         for s in range(n):
             lane_rows = view(rows, B, s, [[K, n], [n, layout.lanes]])  # [B, P]
@@ -83,9 +89,9 @@ def _value_lanes(rows_of, Hv, h0, heads, b0, B):
     for h in range(0, heads, at_once):
         count = min(at_once, heads - h)
         rows = nl.ndarray((count * B, V), dtype=rows_of.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(
-            dst=rows,
-            src=rows_of.ap(pattern=[[V, count], [Hv * V, B], [1, V]], offset=(b0 * Hv + h0 + h) * V),
+        load(
+            rows,
+            rows_of.ap(pattern=[[V, count], [Hv * V, B], [1, V]], offset=(b0 * Hv + h0 + h) * V),
         )
         turned = nl.ndarray((V, count * B), dtype=rows_of.dtype, buffer=nl.psum)
         nisa.nc_transpose(dst=turned, data=rows)  # [count * B, V] -> [V, count * B]
@@ -96,7 +102,7 @@ def _value_lanes(rows_of, Hv, h0, heads, b0, B):
 def _head_rows(values, Hv, h0, heads, b0, B):
     """Values [BH] of a group's heads with heads on partitions, [heads, B] fp32."""
     rows = nl.ndarray((B, heads), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=rows, src=values.reshape((values.shape[0] // Hv, Hv))[b0 : b0 + B, h0 : h0 + heads])
+    load(rows, values.reshape((values.shape[0] // Hv, Hv))[b0 : b0 + B, h0 : h0 + heads])
     turned = nl.ndarray((heads, B), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=turned, data=rows)
     lanes = nl.ndarray((heads, B), dtype=nl.float32, buffer=nl.sbuf)

@@ -1,0 +1,23 @@
+"""Which queue issues a DMA. Generating descriptors keeps a hardware queue for about 600 ns a transfer, and a queue
+issues in program order, so what a transfer waits for holds back everything behind it.
+
+- Weights, states and windows stream in through the Sync queue, which does nothing else and so runs ahead.
+- The few small tensors of the start go through the Scalar queue, beside the first weights instead of before them.
+- Results leave through GpSimd, whose own work they wait for anyway.
+"""
+
+import nki.isa as nisa
+
+__nki_wrapper__ = True  # traces and errors name the line that asked for the transfer
+
+
+def load(dst, src):
+    nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.sync)
+
+
+def load_aside(dst, src):
+    nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
+
+
+def store(dst, src):
+    nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.swdge)
