@@ -13,6 +13,8 @@ from importlib import import_module, metadata
 COMMANDS = {
     "run": "decode the sample layer, or a layer of your own checkpoint, and compare every step with the reference",
     "step": "time one interpreted step at the size of a published model and report its error",
+    "check": "run any NKI kernel file in the interpreter and report the hardware rules it breaks",
+    "latency": "model what the block takes on a device, from published costs",
     "doctor": "show what this machine has and which backend would be used",
 }
 

@@ -47,7 +47,7 @@ def memset(dst: NkiTensor, value: float, engine: Engine = Engine.unknown, name: 
     check(op, "dst", dst)
     chosen = choose_engine(op, engine, VECTOR_OR_GPSIMD, (dst,))
     write_bits(dst, np.broadcast_to(_constant(op, value, dst.dtype), dst.shape))
-    machine.current().record(op, chosen, (), (dst,), name)
+    machine.current().record(op, chosen, (), (dst,), name, value=value)
 
 
 def _constant(op: str, value: Any, dtype: np.dtype) -> Any:

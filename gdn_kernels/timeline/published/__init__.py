@@ -1,0 +1,1 @@
+"""The timeline against devices: kernels whose profiles the vendor published, and predicted beside published."""
