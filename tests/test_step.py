@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from patient import best
 
 from gdn_kernels.cli import main
 
@@ -12,8 +13,13 @@ from gdn_kernels.cli import main
 @pytest.mark.timing
 def test_one_step_at_model_size_takes_under_a_second_and_a_gigabyte() -> None:
     command = [sys.executable, "-m", "gdn_kernels", "step", "--model", "Qwen3.5-35B-A3B", "--batch", "1", "--json"]
-    reports = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(2)]
-    assert min(report["seconds"] for report in reports) < 1
+    reports = []
+
+    def seconds() -> float:
+        reports.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+        return float(reports[-1]["seconds"])
+
+    assert best(seconds, 1) < 1
     for report in reports:
         assert report["peak_rss_mb"] < 1000
         assert report["state_error"] <= 5e-7
