@@ -12,20 +12,24 @@ USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info 
 PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest
 
-.PHONY: help run test lint check-timing check bench clean
+.PHONY: help run test lint check-timing check check-notebooks lab notebooks bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run     decode the sample layer with the kernel and compare every step; RUN_ARGS=... is passed on"
 	@echo "make test    lint and all tests; PYTEST_ARGS=... is passed on, JOBS=$(JOBS) processes"
+	@echo "make lab     open the notebooks in JupyterLab; LAB_ARGS=... is passed on, such as --no-browser"
+	@echo "make notebooks  execute them all, HTML in build/notebooks; NOTEBOOK_ARGS=--save also stores the outputs"
 	@echo "make lint    ruff, the formatting, mypy"
-	@echo "make bench   time the interpreter: an instruction above bare NumPy, and a step at model size"
+	@echo "make bench   time the interpreter beside bare NumPy, and rollouts beside transformers' own rule in torch"
 	@echo "make clean   remove $(VENV), build/ and the caches"
 
 run: $(VENV)/installed-run
 	@$(VENV)/bin/python -m gdn_kernels run $(RUN_ARGS)
+	@echo "Next: 'make lab' opens the notebooks, which explain this step by step,"
+	@echo "      'make notebooks' executes them all and leaves HTML in build/notebooks/."
 
-test: lint check-timing check
+test: lint check-timing check check-notebooks
 
 lint: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .
@@ -40,8 +44,20 @@ check-timing: $(VENV)/installed-test | lint
 check: $(VENV)/installed-test | check-timing
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not timing" -n $(JOBS) $(PYTEST_ARGS)
 
-bench: $(VENV)/installed-run
+# Every cell is run again and its output compared with the stored one; pictures aren't, nor cells that say so. loadfile:
+# a notebook is one program. PYTEST_ARGS select among the tests above, not here.
+check-notebooks: $(VENV)/installed-test | check
+	OMP_NUM_THREADS=1 $(PYTEST) --nbval --nbval-sanitize-with notebooks/nbval.cfg -n $(JOBS) --dist loadfile notebooks
+
+lab: $(VENV)/installed-notebooks
+	$(VENV)/bin/jupyter lab notebooks/00_start_here.ipynb $(LAB_ARGS)
+
+notebooks: $(VENV)/installed-notebooks
+	@OMP_NUM_THREADS=2 $(VENV)/bin/python -m gdn_kernels notebooks $(NOTEBOOK_ARGS)
+
+bench: $(VENV)/installed-test
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python tests/benchmarks/interpreter.py $(BENCH_ARGS)
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python tests/benchmarks/drift.py
 
 $(VENV)/bin/python:
 	@for candidate in $(PYTHONS); do \
@@ -58,10 +74,15 @@ $(VENV)/installed-run: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP_INSTALL) --editable . matplotlib
 	@touch $@
 
-$(VENV)/installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing the package, torch, transformers and the test tools"
-	$(PIP_INSTALL) --editable '.[test,hf]'
+$(VENV)/installed-notebooks: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing the package, torch, transformers and JupyterLab"
+	$(PIP_INSTALL) --editable '.[hf,notebooks]'
 	@touch $@ $(VENV)/installed-run
+
+$(VENV)/installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing the package, torch, transformers, JupyterLab and the test tools"
+	$(PIP_INSTALL) --editable '.[test,hf,notebooks]'
+	@touch $@ $(VENV)/installed-run $(VENV)/installed-notebooks
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

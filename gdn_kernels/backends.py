@@ -23,6 +23,7 @@ NEURON_INDEX = "https://pip.repos.neuron.amazonaws.com"
 KERNELS = "gdn_kernels.kernels"
 MODULES = {
     "gdn_block_tkg": "block",
+    "gdn_block_tkg_slots": "slots",
     "gdn_tkg": "tkg",
     "gdn_conv1d_decode": "conv1d",
     "in_proj_stage": "unfused",

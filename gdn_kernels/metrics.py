@@ -79,3 +79,90 @@ def _ratio(error: Array, size: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error == 0, 0.0, error / size)
     return np.where(np.isnan(ratio), np.inf, ratio)
+
+
+# ---- rollouts: errors of every head at one token, and what follows from them over many ----
+
+
+def frobenius(x: Array, axes: int | tuple[int, ...]) -> Array:
+    """The Frobenius norm over `axes`: sqrt(sum(x * x))."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.sqrt(np.square(to_float(x, np.float64)).sum(axis=axes)))
+
+
+def norm_error(x: Array, exact: Array, axes: int | tuple[int, ...], size: Array | None = None) -> Array:
+    """|x - exact| / size in Frobenius norms over `axes`; size: |exact| unless given, such as the largest so far.
+
+    0 where both are equal, whatever the size; infinity where `x` is not finite, or only the size is 0.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = to_float(x, np.float64) - to_float(exact, np.float64)
+    return _ratio(frobenius(difference, axes), frobenius(exact, axes) if size is None else size)
+
+
+def max_error(x: Array, exact: Array, axes: int | tuple[int, ...]) -> Array:
+    """max |x - exact| / max |exact| over `axes`, with the exceptions of `norm_error`."""
+    exact = to_float(exact, np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = np.abs(to_float(x, np.float64) - exact)
+    return _ratio(difference.max(axis=axes), np.abs(exact).max(axis=axes))
+
+
+def cosine(x: Array, exact: Array, axes: int | tuple[int, ...]) -> Array:
+    """sum(x * exact) / (|x| * |exact|) over `axes`: 1 where the directions agree, and where both are zero; NaN where
+    one is zero or not finite."""
+    x, exact = to_float(x, np.float64), to_float(exact, np.float64)
+    sizes = frobenius(x, axes), frobenius(exact, axes)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        ratio = (x * exact).sum(axis=axes) / (sizes[0] * sizes[1])
+    return np.where((sizes[0] == 0) & (sizes[1] == 0), 1.0, ratio)
+
+
+def growth_exponent(tokens: Array, error: Array, since: float = 0.1) -> Array:
+    """The p of error ~ tokens^p, from `since` times the last token on: 0 a plateau, 1/2 a random walk, 1 a bias.
+
+    The slope of a least-squares line through log(error) against log(tokens); NaN with fewer than two points whose
+    error is positive and finite.
+
+    Args:
+        tokens: [records]. error: [records, ...].
+
+    Returns:
+        [...], an exponent for each column.
+    """
+    late = np.asarray(tokens) >= since * np.max(tokens)
+    x = np.log(np.asarray(tokens, np.float64)[late])
+    columns = np.asarray(error, np.float64)[late].reshape(len(x), -1)
+    exponents = np.full(columns.shape[1], np.nan)
+    for index, column in enumerate(columns.T):
+        usable = (column > 0) & np.isfinite(column)
+        if usable.sum() >= 2:
+            exponents[index] = np.polyfit(x[usable], np.log(column[usable]), 1)[0]
+    return exponents.reshape(np.shape(error)[1:])
+
+
+def first_past(tokens: Array, error: Array, threshold: float) -> Array:
+    """The first recorded token at which the error exceeds `threshold`, or is not finite; -1 if it never does.
+
+    tokens [records], error [records, ...] -> int64 [...].
+    """
+    past = ~(np.asarray(error) <= threshold)
+    return np.where(past.any(axis=0), np.asarray(tokens)[past.argmax(axis=0)], -1).astype(np.int64)
+
+
+def kl_divergence(logits: Array, exact: Array) -> Array:
+    """KL(softmax(exact) || softmax(logits)) over the last axis, in nats."""
+    p, q = (_log_softmax(to_float(x, np.float64)) for x in (exact, logits))
+    return np.asarray((np.exp(p) * (p - q)).sum(-1))
+
+
+def top_k_agreement(logits: Array, exact: Array, k: int) -> Array:
+    """The share of the k largest of `exact` that are among the k largest of `logits`, over the last axis."""
+    ours, theirs = (np.argsort(-to_float(x, np.float64), axis=-1, kind="stable")[..., :k] for x in (logits, exact))
+    return np.asarray((ours[..., :, None] == theirs[..., None, :]).any(-1).mean(-1))
+
+
+def _log_softmax(x: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        shifted = x - x.max(-1, keepdims=True)
+        return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))

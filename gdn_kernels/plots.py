@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from gdn_kernels.latency.model import Modelled
     from gdn_kernels.timeline.schedule import Schedule
 
+# Most figures have no background of their own. These inks and colours have a contrast of 3 or more to white and to
+# near black, so that they can be read on a light page and on a dark one.
+INK, GRID = "#7a7a7a", "#7a7a7a50"
+COLOURS = ("#3a86d8", "#e0622f", "#1f9d78", "#c455a0", "#a87f16", "#7e6fdc", "#1b9fb3", "#d3455b")
+DASHES = ("-", "--", "-.", ":")
+
 SITES = 7  # allocation sites with a colour of their own
 
 
@@ -110,6 +116,16 @@ LANES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma sync", "dma scalar
 
 
 def gantt(schedules: Sequence[Schedule], title: str, path: Path) -> None:
+    """Save `gantt_figure`.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    gantt_figure(schedules, title).savefig(path, dpi=150, transparent=True)
+
+
+def gantt_figure(schedules: Sequence[Schedule], title: str) -> Figure:
     """When every engine and DMA queue works, a panel a core, coloured by the file that the instruction stands in.
 
     An engine's row shows instructions, or for a DMA its issue, and beside it its busy share; a DMA row shows bytes on
@@ -123,10 +139,10 @@ def gantt(schedules: Sequence[Schedule], title: str, path: Path) -> None:
 
     lanes = [_lanes(schedule) for schedule in schedules]
     stages = list(dict.fromkeys(_stage(instruction) for schedule in schedules for instruction in schedule.instructions))
-    colours = {stage: f"C{i}" for i, stage in enumerate(stages)}
+    colours = {stage: COLOURS[i % len(COLOURS)] for i, stage in enumerate(stages)}
     end = max(schedule.total for schedule in schedules) / 1e3
     rows = sum(len(core) for core in lanes)
-    figure = Figure(figsize=(13, 1.2 + 0.36 * rows + 0.5 * len(lanes)), layout="constrained")
+    figure = Figure(figsize=(9.5, 1.2 + 0.3 * rows + 0.5 * len(lanes)), layout="constrained")
     panels = figure.subplots(
         len(lanes), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": [len(core) for core in lanes]}
     )[:, 0]
@@ -145,9 +161,9 @@ def gantt(schedules: Sequence[Schedule], title: str, path: Path) -> None:
                     va="center",
                     transform=ax.get_yaxis_transform(),
                 )
-        ax.axhline(sum(lane in busy for lane in core) - 0.5, color="black", lw=0.6)
+        ax.axhline(sum(lane in busy for lane in core) - 0.5, color=INK, lw=0.6)
         ax.tick_params(axis="y", length=0)
-        ax.grid(axis="x", lw=0.4, alpha=0.6)
+        ax.grid(axis="x", color=GRID, lw=0.4)
         ax.set_axisbelow(True)
         ax.spines[["top", "right"]].set_visible(False)
         if len(lanes) > 1:
@@ -156,13 +172,11 @@ def gantt(schedules: Sequence[Schedule], title: str, path: Path) -> None:
     figure.legend(
         handles=[Patch(color=colours[stage], label=stage) for stage in stages],
         loc="outside lower center",
-        ncols=min(len(stages), 9),
+        ncols=min(len(stages), 7),
         frameon=False,
         fontsize="small",
     )
-    figure.suptitle(f"{title}: modelled, {end:.1f} us", fontsize="medium")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    return _for_any_background(figure, f"{title}: modelled, {end:.1f} us")
 
 
 def _stage(instruction: Instruction) -> str:
@@ -197,6 +211,16 @@ def _merged(bars: Sequence[Bar], gap: float) -> list[Bar]:
 
 
 def latency_growth(panels: Mapping[str, Mapping[int, Modelled]], title: str, path: Path) -> None:
+    """Save `growth_figure`.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    growth_figure(panels, title).savefig(path, dpi=120, transparent=True)
+
+
+def growth_figure(panels: Mapping[str, Mapping[int, Modelled]], title: str) -> Figure:
     """Instructions, SBUF and modelled time over what grows (the key of `panels`, a column each), both axes logarithmic;
     dashed, from the first point on, what growing as fast as the data would be.
 
@@ -211,35 +235,28 @@ def latency_growth(panels: Mapping[str, Mapping[int, Modelled]], title: str, pat
         ("SBUF peak, KiB a partition", lambda case: case.sbuf_peak_bytes / 1024),
         ("modelled time, us", lambda case: case.modelled_us),
     )
-    figure = Figure(figsize=(5 * len(panels), 8.5), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(panels), 7.2), layout="constrained")
     axes = figure.subplots(3, len(panels), sharex="col", sharey="row", squeeze=False)
     for column, (name, cases) in enumerate(panels.items()):
         sizes = list(cases)
         first = cases[sizes[0]]
         for ax, (label, value) in zip(axes[:, column], figures, strict=True):
-            ax.plot(sizes, [value(case) for case in cases.values()], "o-", color="C0", ms=4, lw=1.3, label="the block")
+            ax.plot(
+                sizes, [value(case) for case in cases.values()], "o-", color=COLOURS[0], ms=4, lw=1.3, label="the block"
+            )
             data = [value(first) * case.floor_us / first.floor_us for case in cases.values()]
-            ax.plot(sizes, data, "--", color="0.5", lw=1, label="as its data grows")
+            ax.plot(sizes, data, "--", color=INK, lw=1, label="as its data grows")
             ax.set(xscale="log", yscale="log", xticks=sizes, xticklabels=[str(size) for size in sizes])
             ax.minorticks_off()
             ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             ax.yaxis.set_major_formatter("{x:g}")
-            ax.grid(lw=0.4, alpha=0.6)
+            ax.grid(color=GRID, lw=0.4)
             ax.spines[["top", "right"]].set_visible(False)
             if column == 0:
                 ax.set_ylabel(label)
         axes[-1, column].set_xlabel(name)
     axes[0, 0].legend(frameon=False, fontsize="small")
-    figure.suptitle(f"{title}: modelled", fontsize="medium")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-
-
-# The drift figures have no background of their own. These inks and colours have a contrast of 3 or more to white and to
-# near black, so that they can be read on a light page and on a dark one.
-INK, GRID = "#7a7a7a", "#7a7a7a50"
-COLOURS = ("#3a86d8", "#e0622f", "#1f9d78", "#c455a0", "#a87f16", "#7e6fdc", "#1b9fb3", "#d3455b")
-DASHES = ("-", "--", "-.", ":")
+    return _for_any_background(figure, f"{title}: modelled")
 
 
 @dataclass(frozen=True)
@@ -366,6 +383,11 @@ def _log_edges(centres: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _save_on_any_background(figure: Figure, title: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _for_any_background(figure, title).savefig(path, dpi=150, transparent=True)
+
+
+def _for_any_background(figure: Figure, title: str) -> Figure:
     from matplotlib.text import Text
 
     figure.suptitle(title, fontsize="medium")
@@ -375,5 +397,4 @@ def _save_on_any_background(figure: Figure, title: str, path: Path) -> None:
             spine.set_edgecolor(INK)
     for text in figure.findobj(Text):
         text.set_color(INK)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, transparent=True)
+    return figure

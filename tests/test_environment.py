@@ -125,7 +125,10 @@ def test_constraints_lie_in_the_ranges_of_pyproject(root: Path, pyproject_text: 
     assert str(pinned["torch"]) == "==2.13.0"
     project = tomllib.loads(pyproject_text)["project"]
     extras = project["optional-dependencies"]
-    for text in (*project["dependencies"], *extras["test"], *extras["hf"], *extras["notebooks"]):
+    for text in (
+        *project["dependencies"],
+        *(x for name in ("test", "hf", "notebooks", "fast", "cluster") for x in extras[name]),
+    ):
         requirement = Requirement(text)
         (pin,) = pinned[requirement.name.lower()]
         assert pin.operator == "==" and Version(pin.version) in requirement.specifier, text
@@ -135,6 +138,7 @@ def test_extras_are_complete(pyproject_text: str) -> None:
     project = tomllib.loads(pyproject_text)["project"]
     names = {extra: {Requirement(x).name for x in lines} for extra, lines in project["optional-dependencies"].items()}
     assert {Requirement(x).name for x in project["dependencies"]} == {"numpy", "ml_dtypes", "safetensors", "tqdm"}
-    assert names["notebooks"] == {"jupyterlab", "matplotlib", "nbval", "ipywidgets"}
+    assert names["notebooks"] == {"jupyterlab", "matplotlib", "nbval", "ipywidgets", "numba"}
+    assert names["fast"] == {"numba"} and names["cluster"] == {"dask"}
     assert names["hf"] == {"torch", "transformers"}
     assert names["neuron"] == NEURON_WHEELS | {"numpy"}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,16 @@ def test_any_shape_gives_the_bytes_of_the_fused_block(data: st.DataObject) -> No
     results = run(arguments, data.draw(st.sampled_from([1, 2]), "lnc"))
     check_block(arguments, results)
     assert same_bytes(results, gdn_block_tkg(**arguments))
+
+
+@pytest.mark.parametrize("B", [1, 3])
+def test_launched_by_a_backend_with_another_eps(B: int) -> None:
+    arguments = block_arguments(SHAPES["tile of 2, gqa 3"], B)
+    launch = partial(backends.run, lnc=None, backend="interpreter")  # gives a single result without a tuple around it
+    staged = stage_by_stage(launch, arguments, norm_eps=0.5)
+    assert staged[0].shape == (B, 1, SHAPES["tile of 2, gqa 3"].value_dim)
+    assert same_bytes(staged, gdn_block_tkg(**arguments, norm_eps=0.5))
+    assert not same_bytes(staged, gdn_block_tkg(**arguments))
 
 
 def test_batches_beyond_a_tile() -> None:

@@ -15,6 +15,10 @@ COMMANDS = {
     "step": "time one interpreted step at the size of a published model and report its error",
     "check": "run any NKI kernel file in the interpreter and report the hardware rules it breaks",
     "latency": "model what the block takes on a device, from published costs",
+    "generate": "decode with a transformers model whose Gated DeltaNet layers are the block",
+    "rollout": "decode thousands of tokens under a rounding policy or on a backend, and watch the error grow",
+    "attribute": "rank the roundings of a policy by what each of them costs",
+    "notebooks": "execute the notebooks from top to bottom and leave them as HTML",
     "doctor": "show what this machine has and which backend would be used",
 }
 

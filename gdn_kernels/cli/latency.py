@@ -22,7 +22,7 @@ from gdn_kernels.timeline.report import gaps, path_by_line
 DATA = Path("data/latency")
 ACTIONS = {
     "table": "every model, fused against stage by stage, at B = 1 and 8",
-    "save": "keep the modelled rows of every model, B = 1, 8 and 32, one core and two",
+    "save": "keep the modelled rows of every model, B = 1, 8, 32 and 64, one core and two",
     "measure": "time the block on this instance and keep the row",
     "compare": "modelled beside measured",
     "published": "the timeline beside profiles that the vendor published (20 s)",

@@ -2,7 +2,7 @@
 
 A `Hollow` array has a shape and a dtype over a single element of memory. NumPy functions on it give another one without
 visiting any element, and what is assigned to it is dropped, so instructions need not know that a launch is dry. Every
-value in it reads as zero.
+value in it reads as zero. Integers are not hollow: addresses are made of them.
 """
 
 from collections.abc import Sequence

@@ -46,6 +46,10 @@ class Indirect(NkiTensor):
         values = self.index_values()
         return (values >= 0) & (values < self.limit)
 
+    def touched(self) -> npt.NDArray[np.int64]:
+        """The element numbers that an access reaches: none that an index out of bounds names, as it is skipped."""
+        return self.elements() if self.in_bounds().all() else np.empty(0, np.int64)
+
     def check_use(self, op: str, role: str) -> None:
         super().check_use(op, role)
         if not self.in_bounds().all():
@@ -85,6 +89,9 @@ class Rows(Indirect):
         """Row `number` alone, [1, ...]."""
         base = self.base + int(self.index_values()[number]) * self.unit
         return NkiTensor(self.storage, (1, *self.shape[1:]), self.strides, base, self.dtype)
+
+    def touched(self) -> npt.NDArray[np.int64]:
+        return self.elements()[self.in_bounds()]
 
     def elements(self) -> npt.NDArray[np.int64]:
         one = NkiTensor(self.storage, (1, *self.shape[1:]), self.strides, self.base, self.dtype).elements()

@@ -19,6 +19,7 @@ from gdn_kernels.interpreter.alu import Op
 from gdn_kernels.interpreter.cores import Meeting, SharedUse, Touch, Turns, check_streams
 from gdn_kernels.interpreter.dry import Spec
 from gdn_kernels.interpreter.dtypes import NamedOnly, storable
+from gdn_kernels.interpreter.dynamic import Indirect
 from gdn_kernels.interpreter.memory import Allocation, Buffer, Lifetime, Shape, Storage
 from gdn_kernels.interpreter.objects import NKIObject
 from gdn_kernels.interpreter.packets import check_packets
@@ -101,8 +102,10 @@ class Machine:
     def _share(self, views: tuple[NkiTensor, ...], writes: bool, line: tuple[str, int]) -> None:
         for view in views:
             if view.buffer is memory.SHARED_HBM:
-                elements = view.elements() if view.is_indirect() else None
-                written = view.array.tobytes() if writes and not self.launch.dry else None
+                elements = view.touched() if isinstance(view, Indirect) else None
+                if elements is not None and not elements.size:  # every index was out of bounds and skipped
+                    continue
+                written = view.array.tobytes() if writes and elements is None and not self.launch.dry else None
                 self.launch.use.record(Touch(self.core, self._epoch, writes, view, elements, line, written))
 
     def barrier(self, data: NkiTensor, cores: Any) -> None:
@@ -212,7 +215,8 @@ def launch(
     everything else is passed as it is.
 
     A dry launch checks and records every instruction and computes nothing: tensors hold no bytes, an argument may be
-    a `Spec`, and so are the outputs. Rules about values, such as activation-range, have nothing to look at.
+    a `Spec`, and so are the outputs. Integers are kept, as they may be addresses; every other value reads as zero, and
+    so do the integers of a `Spec`. Rules about values, such as activation-range, have nothing to look at.
 
     Raises NkiRuleError for the first rule broken.
     """
@@ -229,7 +233,7 @@ def launch(
         memory.check_capacity(machine.lifetimes, target, machine.trace.instructions)
         check_placement(machine.lifetimes, machine.trace.instructions)
     outputs, single = _outputs(returned)
-    results = tuple(_result(output) for output in outputs)
+    results = tuple(Spec(output.shape, output.dtype) if dry else output.array for output in outputs)
     return Result(results, single, machines, tuple(output.storage.allocation for output in outputs))
 
 
@@ -238,8 +242,9 @@ def _input(name: str, ids: Iterator[int], value: Any, shared: Launch) -> Any:
     if isinstance(value, np.ndarray) or (shared.dry and isinstance(value, Spec)):
         dtype = storable(value.dtype, "argument", name, shared.target)
         allocation = Allocation(next(ids), name, memory.SHARED_HBM, value.shape, dtype, "argument")
-        if isinstance(value, Spec) or shared.dry:
+        if isinstance(value, Spec) or (shared.dry and dtype.kind not in "iu"):
             return NkiTensor.whole(Storage.stand_in(allocation))
+        value = value.copy() if shared.dry else value
         return NkiTensor.whole(Storage.of_array(allocation, value))
     if isinstance(value, (tuple, list)):
         return tuple(_input(f"{name}[{number}]", ids, entry, shared) for number, entry in enumerate(value))
@@ -276,7 +281,3 @@ def _outputs(returned: list[Any]) -> tuple[tuple[NkiTensor, ...], bool]:
         if [id(getattr(tensor, "storage", None)) for tensor in theirs] != list(seen):
             refuse("output", f"core {core} returns {theirs}, core 0 {outputs}")
     return outputs, single
-
-
-def _result(tensor: NkiTensor) -> Any:
-    return Spec(tensor.shape, tensor.dtype) if tensor.storage.data is None else tensor.array

@@ -78,8 +78,9 @@ class Lifetime:
 class Storage:
     """One allocation with its bytes.
 
-    data: uint8 [bytes]; None in a dry launch. unit: the bytes that one entry of the next two stands for: an element,
-    or the narrowest element it was ever seen as. unwritten: bool, True where nothing was written; None once all was.
+    data: uint8 [bytes]; None in a dry launch, but for integers, which may be addresses. unit: the bytes that one entry
+    of the next two stands for: an element, or the narrowest element it was ever seen as. unwritten: bool, True where
+    nothing was written; None once all was.
     psum: int8 of EMPTY, OPEN, READ, PLAIN; None outside PSUM.
     """
 
@@ -97,7 +98,7 @@ class Storage:
     def empty(cls, allocation: Allocation, born: int, dry: bool = False) -> "Storage":
         """Fresh memory: every float in it is NaN and no element counts as written."""
         elements, unit = prod(allocation.shape), allocation.dtype.itemsize
-        data = None if dry else np.full(elements * unit, 0xFF, np.uint8)
+        data = None if dry and allocation.dtype.kind not in "iu" else np.full(elements * unit, 0xFF, np.uint8)
         psum = np.zeros(elements, np.int8) if allocation.buffer is PSUM else None
         return cls(Lifetime(allocation, born), unit, data, np.ones(elements, bool), psum)
 

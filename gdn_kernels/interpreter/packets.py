@@ -12,7 +12,7 @@ WORTH_SAYING_NS = 1300.0  # as much again as any DMA takes to start (DMA bandwid
 
 def check_packets(instruction: Instruction) -> None:
     """Warn of a DMA whose short runs cost more above what its bytes take than a DMA takes to start."""
-    if instruction.op != "dma_copy":
+    if instruction.op != "dma_copy" or instruction.options.get("skipped"):
         return  # the others don't go from run to run
     dst, src = instruction.writes[0], instruction.reads[0]
     size, counts = packets(dst, src)

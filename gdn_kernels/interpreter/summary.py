@@ -68,8 +68,10 @@ def summarise(traces: Sequence[Trace], results: Iterable[Allocation] = ()) -> Su
 
 
 def _add_dma(summary: Summary, instruction: Instruction) -> None:
+    if instruction.options.get("skipped"):
+        return
     for dst in instruction.writes:
-        for src in instruction.reads:
+        for src in instruction.reads[:1] if instruction.options.get("indirect") else instruction.reads:
             direction = f"{_memory(src)} -> {_memory(dst)}"
             if src.size != dst.size:  # gathers and the like: what they write, in unknown runs
                 summary.dma_bytes[direction] += dst.bytes

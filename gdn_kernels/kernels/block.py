@@ -1,6 +1,9 @@
 """The fused block: one GDN decode layer from hidden states to the input of the output projection, all in SBUF.
 
 hidden -> in_proj -> conv1d -> gates -> delta_rule -> gated_norm -> core_out
+
+`decode` is the whole of it but for where windows and states are: `gdn_block_tkg` has them in a `Batch` and returns new
+ones, `slots.gdn_block_tkg_slots` has them in pools and updates those.
 """
 
 from dataclasses import dataclass
@@ -8,8 +11,8 @@ from dataclasses import dataclass
 import nki
 import nki.language as nl
 
-from gdn_kernels.kernels.conv1d import conv1d, conv_columns, load_rows, row_tiles, store_rows
-from gdn_kernels.kernels.delta_rule import StateBuffers, delta_rule, state_buffers
+from gdn_kernels.kernels.conv1d import Span, WindowRows, conv1d, conv_columns, load_rows, row_tiles
+from gdn_kernels.kernels.delta_rule import StateBuffers, StateRows, delta_rule, state_buffers
 from gdn_kernels.kernels.gated_norm import gate, normalise, store_heads
 from gdn_kernels.kernels.gates import gates_of, keys_of
 from gdn_kernels.kernels.in_proj import (
@@ -21,14 +24,41 @@ from gdn_kernels.kernels.in_proj import (
     resident_weight,
     weight_ring,
 )
-from gdn_kernels.kernels.layout import COLUMNS, Layout, core_heads, group_of, plan_of, view
+from gdn_kernels.kernels.layout import COLUMNS, Layout, core_heads, group_of, plan_of, summed_like, view
 from gdn_kernels.kernels.parameters import Parameters, load_parameters, parameter_column
 from gdn_kernels.kernels.rings import Ring
 
 
 @dataclass
+class Batch(nl.NKIObject):
+    """Windows and states of sequences [b0, b0 + B) as rows of a batch, in HBM: the old and the new ones."""
+
+    conv_state: nl.ndarray
+    recurrent_state: nl.ndarray
+    new_conv_state: nl.ndarray
+    new_state: nl.ndarray
+    b0: int
+    B: int
+
+    def rows(self, b0, B):
+        """The same for other sequences."""
+        return Batch(self.conv_state, self.recurrent_state, self.new_conv_state, self.new_state, b0, B)
+
+    def windows(self, spare, shared):
+        """Conv windows. spare: the other core writes the new ones. shared: and both cores need the old ones."""
+        return WindowRows(self.conv_state, _spare(self.new_conv_state, spare), self.b0, self.B)
+
+    def states(self, spare):
+        return StateRows(self.recurrent_state, _spare(self.new_state, spare), self.b0)
+
+    def clear_unnamed(self, columns):
+        """Every row of a batch counts."""
+
+
+@dataclass
 class Inputs(nl.NKIObject):
-    """What the stages read from HBM; of the two small projections, their copies in SBUF."""
+    """What the stages read from HBM; of the two small projections, their copies in SBUF. conv_state, recurrent_state:
+    for their shapes and dtypes."""
 
     W_in_qkv: nl.ndarray
     W_in_z: nl.ndarray
@@ -41,10 +71,11 @@ class Inputs(nl.NKIObject):
 
 @dataclass
 class Step(nl.NKIObject):
-    """One batch tile, sequences [b0, b0 + B): hidden as columns [128, R, B], the layout of its groups, the parameters,
-    and the buffers that weights and states stream through."""
+    """One batch tile, sequences [b0, b0 + B): hidden as columns [128, R, B], where its windows and states are (such as
+    a Batch), the layout of its groups, the parameters, and the buffers that weights and states stream through."""
 
     columns: nl.ndarray
+    batch: nl.NKIObject
     b0: int
     B: int
     layout: Layout
@@ -67,44 +98,57 @@ def gdn_block_tkg(
     norm_weight,
     recurrent_state,
     norm_eps,
+    layer_Hk=0,
 ):
-    """One decode step of one GDN layer. Shapes are those of `gdn_kernels.gdn_block_tkg`.
+    """One decode step of one GDN layer. Shapes are those of `gdn_kernels.gdn_block_tkg`. layer_Hk: key heads of the
+    layer that this is a part of, whose bytes the states get; 0 for a whole layer.
 
     Returns core_out [B, 1, Hv * V], new_conv_state [B, conv_dim, K_win], new_recurrent_state [B, Hv, K, V].
     """
-    batch, Hv, K, V = recurrent_state.shape
-    Hk = (conv_state.shape[1] - Hv * V) // (2 * K)
-    core_out = nl.ndarray((batch, 1, Hv * V), dtype=hidden.dtype, buffer=nl.shared_hbm)
+    core_out = nl.ndarray((hidden.shape[0], 1, W_in_z.shape[1]), dtype=hidden.dtype, buffer=nl.shared_hbm)
     new_conv_state = nl.ndarray(conv_state.shape, dtype=hidden.dtype, buffer=nl.shared_hbm)
     new_state = nl.ndarray(recurrent_state.shape, dtype=nl.float32, buffer=nl.shared_hbm)
+    inputs = Inputs(W_in_qkv, W_in_z, W_in_a, W_in_b, conv_weight, conv_state, recurrent_state)
+    batch = Batch(conv_state, recurrent_state, new_conv_state, new_state, 0, hidden.shape[0])
+    decode(core_out, hidden, inputs, batch, A_log, dt_bias, norm_weight, norm_eps, layer_Hk)
+    return core_out, new_conv_state, new_state
+
+
+def decode(core_out, hidden, inputs, sequences, A_log, dt_bias, norm_weight, norm_eps, layer_Hk=0):
+    """The step for all of hidden [batch, 1, H]; windows and states in `sequences`, such as a Batch."""
+    batch = hidden.shape[0]
+    _, Hv, K, V = inputs.recurrent_state.shape
+    Hk = (inputs.conv_weight.shape[0] - Hv * V) // (2 * K)
     cores, core = nl.num_programs(axes=0), nl.program_id(axis=0)
     mine = core_heads(Hk, Hv // Hk, cores, core)
     plan = plan_of(Hk, Hv, K, V, hidden.shape[2], batch, hidden.dtype, mine, cores)
-    layout = plan.layout
+    layout = summed_like(plan.layout, max(Hk, layer_Hk), Hv // Hk, K)
     parameters = load_parameters(layout, A_log, dt_bias, norm_weight)
     weights, states = weight_ring(hidden.dtype), state_buffers(layout, V, plan.B, plan.state_bytes)
-    W_a, W_b = resident_weight(W_in_a), resident_weight(W_in_b)
-    inputs = Inputs(W_in_qkv, W_in_z, W_a, W_b, conv_weight, conv_state, recurrent_state)
+    inputs.W_in_a, inputs.W_in_b = resident_weight(inputs.W_in_a), resident_weight(inputs.W_in_b)
     for b0 in range(0, batch, plan.B):
         B = min(plan.B, batch - b0)
-        step = Step(hidden_columns(hidden, b0, B), b0, B, layout, parameters, weights, states)
+        rows = sequences.rows(b0, B)
+        columns = hidden_columns(hidden, b0, B)
+        rows.clear_unnamed(columns)
+        step = Step(columns, rows, b0, B, layout, parameters, weights, states)
         normed = nl.ndarray((V, plan.groups, layout.heads(), B), dtype=nl.float32, buffer=nl.sbuf)
         for index in range(plan.groups):
             group = group_of(mine, layout, Hv // Hk, index)
             if group.opens:
-                keys = _keys(step, inputs, _spare(new_conv_state, group.spare_keys), group.key_head)
-            v = _values(step, inputs, _spare(new_conv_state, group.spare_values), group.h0)
+                windows = rows.windows(group.spare_keys, cores == 2 and Hk == 1)
+                keys = _keys(step, inputs, windows, group.key_head)
+            v = _values(step, inputs, rows.windows(group.spare_values, False), group.h0)
             gates = _gates(step, inputs, group.h0, V)
-            target = _spare(new_state, group.spare_values)
             here = normed[:, index, :, :]
-            delta_rule(here, v, keys, gates, parameters.identity, layout, recurrent_state, target, b0, group.h0, states)
+            at = rows.states(group.spare_values)
+            delta_rule(here, v, keys, gates, parameters.identity, layout, at, group.h0, states)
             normalise(here, parameters, norm_eps)
         # All of z last: its weights stream in while the last states are updated and leave.
         for index in range(plan.groups):
             group = group_of(mine, layout, Hv // Hk, index)
-            rows = _spare(core_out, group.spare_values).reshape((batch, Hv * V))
-            _finish(step, inputs, normed[:, index, :, :], rows, group.h0, index == plan.groups - 1)
-    return core_out, new_conv_state, new_state
+            out = _spare(core_out, group.spare_values).reshape((batch, Hv * V))
+            _finish(step, inputs, normed[:, index, :, :], out, group.h0, index == plan.groups - 1)
 
 
 def _spare(output, spare):
@@ -112,9 +156,9 @@ def _spare(output, spare):
     return nl.ndarray(output.shape, dtype=output.dtype, buffer=nl.private_hbm) if spare else output
 
 
-def _keys(step, inputs, new_conv_state, key_head):
+def _keys(step, inputs, windows, key_head):
     """Stages 1 to 3 for q and k of one group."""
-    layout, b0, B = step.layout, step.b0, step.B
+    layout, B = step.layout, step.B
     n, G, P = layout.n, layout.G, layout.partitions()
     _, Hv, K, V = inputs.recurrent_state.shape
     conv_dim, taps = inputs.conv_weight.shape
@@ -128,8 +172,8 @@ def _keys(step, inputs, new_conv_state, key_head):
     weight_rows = row_tiles(tile, G, 2, False, n, layout.lanes, taps, nl.float32)
     load_rows(weight_rows, inputs.conv_weight, [[key_dim * taps, 2], [1, width]], tile * width, width)
     rows = row_tiles(tile, G, 2 * B, False, n, layout.lanes, taps, inputs.conv_state.dtype)
-    pattern, offset = [[key_dim * taps, 2], [conv_dim * taps, B], [1, width]], b0 * conv_dim * taps + tile * width
-    load_rows(rows, inputs.conv_state, pattern, offset, width)
+    span = Span(tile * width, 2, key_dim * taps, width, width)
+    windows.load(rows, span)
     c = nl.ndarray((P, n, 2, G * B), dtype=nl.float32, buffer=nl.sbuf)
     outputs, fresh = [], []
     for s in range(n):
@@ -137,13 +181,13 @@ def _keys(step, inputs, new_conv_state, key_head):
         outputs.append(view(c, P, s * 2 * G * B, by_row))
         fresh.append(view(acc, P, s * 2 * G * B, by_row))
     moved = conv1d(outputs, rows, fresh, conv_columns(weight_rows), 0, B)
-    store_rows(new_conv_state, moved, pattern, offset, width)
-    return keys_of(c, step.parameters.mask, layout, K, V)
+    windows.store(moved, span)
+    return keys_of(c, step.parameters.mask, step.parameters.identity, layout, K, V)
 
 
-def _values(step, inputs, new_conv_state, h0):
+def _values(step, inputs, windows, h0):
     """Stages 1 and 2 for v of one group: [V, heads, B]."""
-    b0, B, heads, G = step.b0, step.B, step.layout.heads(), step.layout.G
+    B, heads, G = step.B, step.layout.heads(), step.layout.G
     _, Hv, _, V = inputs.recurrent_state.shape
     conv_dim, taps = inputs.conv_weight.shape
     c0, width = conv_dim - Hv * V + h0 * V, V * taps  # first channel; elements of a row, one head's channels
@@ -159,12 +203,11 @@ def _values(step, inputs, new_conv_state, h0):
     for h in range(0, heads, at_once):
         count = min(at_once, heads - h, per_bank - h % per_bank)
         rows = row_tiles((h0 + h) // at_once, G, count // G * B, True, 1, V, taps, inputs.conv_state.dtype)
-        pattern = [[width, count // G], [conv_dim * taps, B], [1, width]]
-        offset, apart = (b0 * conv_dim + c0 + h * V) * taps, count // G * width
-        load_rows(rows, inputs.conv_state, pattern, offset, apart)
+        span = Span((c0 + h * V) * taps, count // G, width, width, count // G * width)
+        windows.load(rows, span)
         fresh = accs[h // per_bank][:, h % per_bank : h % per_bank + count, :]
         moved = conv1d([v[:, h : h + count, :]], rows, [fresh], weights, h, B)
-        store_rows(new_conv_state, moved, pattern, offset, apart)
+        windows.store(moved, span)
     return v
 
 
@@ -187,4 +230,5 @@ def _finish(step, inputs, normed, core_out, h0, last):
     project_heads(z, inputs.W_in_z, h0 * V, heads, V, step.columns, step.weights, last)
     out = nl.ndarray(normed.shape, dtype=core_out.dtype, buffer=nl.sbuf)
     gate(out, normed, z)
+    step.batch.clear_unnamed(out)
     store_heads(core_out, out, step.b0, h0)

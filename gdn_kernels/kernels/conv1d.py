@@ -77,6 +77,44 @@ def row_tiles(index, blocks, count, shift, n, lanes, taps, dtype):
     return rows
 
 
+@dataclass
+class Span(nl.NKIObject):
+    """Which elements of every sequence's window [conv_dim, taps] are rows of a block: `count` runs of `width` elements,
+    `step` elements apart, from `first` onwards; of the next block `apart` elements further on."""
+
+    first: int
+    count: int
+    step: int
+    width: int
+    apart: int
+
+
+@dataclass
+class WindowRows(nl.NKIObject):
+    """Conv windows of sequences [b0, b0 + B) as rows of a batch: HBM [batch, conv_dim, taps], read from `source`,
+    written to `target`. Rows in SBUF: the runs of a span one after the other, sequences fastest."""
+
+    source: nl.ndarray
+    target: nl.ndarray
+    b0: int
+    B: int
+
+    def load(self, rows, span):
+        load_rows(rows, self.source, self._pattern(span), self._offset(span), span.apart)
+
+    def store(self, rows, span):
+        store_rows(self.target, rows, self._pattern(span), self._offset(span), span.apart)
+
+    def _pattern(self, span):
+        return [[span.step, span.count], [self._window(), self.B], [1, span.width]]
+
+    def _offset(self, span):
+        return self.b0 * self._window() + span.first
+
+    def _window(self):
+        return self.source.shape[1] * self.source.shape[2]
+
+
 def load_rows(rows, source, pattern, offset, apart):
     """Fill `rows` from HBM: block after block, each by the access pattern from `offset + block * apart`."""
     for block in range(rows.blocks):

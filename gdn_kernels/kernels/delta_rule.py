@@ -46,54 +46,77 @@ def state_buffers(layout, V, B, budget):
     )
 
 
-def delta_rule(o, v, keys, gates, identity, layout, state, new_state, b0, h0, buffers):
-    """The recurrence of value heads [h0, h0 + heads) for sequences [b0, b0 + B).
+@dataclass
+class StateRows(nl.NKIObject):
+    """States of sequences b0 onwards as rows of a batch: HBM [batch, Hv, K, V] fp32, read from `source`, written to
+    `target`."""
 
-    o: out, [V, heads, B] fp32. v: [V, heads, B]. keys, gates: of this group. state, new_state: HBM
-    [batch, Hv, K, V] fp32. buffers: StateBuffers.
+    source: nl.ndarray
+    target: nl.ndarray
+    b0: int
+
+    def clear(self, S, b):
+        """Every row of a batch has a state."""
+
+    def load(self, S, layout, b, h0, tile):
+        load(S, states_of(self.source, layout, self.b0 + b, h0, tile))
+
+    def store(self, S, layout, b, h0, tile):
+        store(states_of(self.target, layout, self.b0 + b, h0, tile), S)
+
+
+def states_of(state, layout, b, h0, tile):
+    """The states of one head tile and one sequence in HBM as [n, lanes, T, n * V]."""
+    Hv, K, V = state.shape[1], state.shape[2], state.shape[3]
+    return state.ap(pattern=head_tile_pattern(layout, K, V), offset=(b * Hv + h0 + tile * layout.n * layout.T) * K * V)
+
+
+def head_tile_pattern(layout, K, V):
+    """The states of one head tile among those of a sequence."""
+    n, T = layout.n, layout.T
+    return [[T * K * V, n], [n * V, layout.lanes], [K * V, T], [1, n * V]]
+
+
+def delta_rule(o, v, keys, gates, identity, layout, states, h0, buffers):
+    """The recurrence of value heads [h0, h0 + heads) for B sequences.
+
+    o: out, [V, heads, B] fp32. v: [V, heads, B]. keys, gates: of this group. states: where the states are, such as
+    StateRows. buffers: StateBuffers.
     """
     B = v.shape[2]
-    S = load_states(buffers, state, layout, b0, min(buffers.block, B), h0)
+    S = load_states(buffers, states, layout, 0, min(buffers.block, B), h0)
     delta = _read_memory(o, v, S, keys, gates, layout, 0)
     for first in range(0, B, buffers.block):
         after = first + buffers.block
         # The next block's memory read goes first: it needs PE and little else, the update everything but PE.
         if after < B:
-            next_S = load_states(buffers, state, layout, b0 + after, min(buffers.block, B - after), h0)
+            next_S = load_states(buffers, states, layout, after, min(buffers.block, B - after), h0)
             next_delta = _read_memory(o, v, next_S, keys, gates, layout, after)
         for b in range(len(S)):
             for tile in range(layout.G):
                 for t in range(layout.T):
                     _update_tile(S[b], delta, b, tile, t, keys.kq, gates.split, identity, layout, first + b, buffers)
-                store(_states_of(new_state, layout, b0 + first + b, h0, tile), _tile_of(S[b], layout, tile))
+                states.store(_tile_of(S[b], layout, tile), layout, first + b, h0, tile)
         if after < B:
             S, delta = next_S, next_delta
 
 
-def load_states(buffers, state, layout, b0, count, h0):
-    """The group's states of sequences [b0, b0 + count): a list of [P, G * T, n * V], value heads j*T + t of head tile
-    I at [:, I*T + t]."""
+def load_states(buffers, states, layout, first, count, h0):
+    """The group's states of `count` sequences from `first` onwards: a list of [P, G * T, n * V], value heads j*T + t of
+    head tile I at [:, I*T + t]."""
     loaded = []
     for b in range(count):
         S = buffers.states.next()
-        for tile in range(layout.G):
-            load(_tile_of(S, layout, tile), _states_of(state, layout, b0 + b, h0, tile))
+        states.clear(S, first + b)
         loaded.append(S)
+    for b in range(count):
+        for tile in range(layout.G):
+            states.load(_tile_of(loaded[b], layout, tile), layout, first + b, h0, tile)
     return loaded
 
 
 def _tile_of(S, layout, tile):
     return S[:, tile * layout.T : (tile + 1) * layout.T, :]
-
-
-def _states_of(state, layout, b, h0, tile):
-    """The states of one head tile and one sequence in HBM as [n, lanes, T, n * V]."""
-    Hv, K, V = state.shape[1], state.shape[2], state.shape[3]
-    n, T = layout.n, layout.T
-    return state.ap(
-        pattern=[[T * K * V, n], [n * V, layout.lanes], [K * V, T], [1, n * V]],
-        offset=(b * Hv + h0 + tile * n * T) * K * V,
-    )
 
 
 def _read_memory(o, v, S, keys, gates, layout, first):
@@ -106,10 +129,11 @@ def _read_memory(o, v, S, keys, gates, layout, first):
         for tile in range(layout.G):
             column = tile * B + first + b
             for t in range(T):
-                for s in range(n):
+                for s in range(layout.classes * n):
+                    row = s % n
                     nisa.nc_matmul(
                         dst=view(read, V, (tile * n * T + t) * count + b, [[heads * count, 2], [T * count, n]]),
-                        stationary=S[b][:, tile * T + t, s * V : (s + 1) * V],  # [P, V]
+                        stationary=S[b][:, tile * T + t, row * V : (row + 1) * V],  # [P, V]
                         moving=view(keys.wide, layout.partitions(), (s * 2 * X + column) * n, [[X * n, 2], [1, n]]),
                         accumulate=s > 0,
                     )

@@ -17,7 +17,8 @@ LN2 = 0.6931472  # a decay rate that halves the state
 @dataclass
 class Keys(nl.NKIObject):
     """q and k of a group, normalised. kq: [P, n, 2, X], q then k, column x = tile * B + sequence. wide: their
-    block diagonal [P, n * 2 * X, n]. dots: q.k of every key head on all V partitions, [V, G * n, B]."""
+    block diagonal [P, classes * n * 2 * X, n], each class of lanes by itself. dots: q.k of every key head on all V
+    partitions, [V, G * n, B]."""
 
     kq: nl.ndarray
     wide: nl.ndarray
@@ -33,10 +34,10 @@ class Gates(nl.NKIObject):
     split: nl.ndarray
 
 
-def keys_of(c, mask, layout, K, V):
+def keys_of(c, mask, identity, layout, K, V):
     """The Keys of convolved q and k in c [P, n, 2, X], which is normalised in place."""
     l2norm(c, mask, layout, K)
-    return Keys(c, block_diagonal(c, mask, layout), query_dot_key(c, mask, layout, V))
+    return Keys(c, block_diagonal(c, mask, layout), query_dot_key(c, mask, identity, layout, V))
 
 
 def gates_of(a, b, A_log, dt_bias, identity, layout, V):
@@ -55,11 +56,11 @@ def l2norm(c, mask, layout, K):
     squares = nl.ndarray((P, n, 2, X), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=squares, data1=c, data2=c, op=nl.multiply)
     sums = nl.ndarray((P, 2 * X), dtype=nl.float32, buffer=nl.psum)
-    for s in range(n):
+    for s in range(layout.classes * n):
         nisa.nc_matmul(
             dst=sums,
-            stationary=view(mask, P, 0, [[1, n], [0, layout.lanes]]),  # [P, P], 1 within a head
-            moving=squares[:, s, :, :],
+            stationary=view(mask, P, s // n * n, [[1, n], [0, layout.lanes]]),  # [P, P], 1 from a class to its head
+            moving=squares[:, s % n, :, :],
             accumulate=s > 0,
         )
     scale = nl.ndarray((P, 2, X), dtype=nl.float32, buffer=nl.sbuf)
@@ -69,28 +70,33 @@ def l2norm(c, mask, layout, K):
 
 
 def block_diagonal(kq, mask, layout):
-    """[P, n * 2 * X, n]: every column of kq [P, n, 2, X] once for each head, zero off that head's partitions.
+    """[P, classes * n * 2 * X, n]: every column of kq [P, n, 2, X] once for each class and head, zero off the
+    partitions of these.
 
     One product with a state tile then serves all n heads of the tile without mixing them."""
-    n, P, columns = layout.n, layout.partitions(), layout.n * 2 * kq.shape[3]
-    wide = nl.ndarray((P, columns, n), dtype=nl.float32, buffer=nl.sbuf)
+    n, m, P, columns = layout.n, layout.classes, layout.partitions(), layout.n * 2 * kq.shape[3]
+    wide = nl.ndarray((P, m * columns, n), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(
-        dst=wide,
-        data1=view(kq, P, 0, [[1, columns], [0, n]]),
-        data2=view(mask, P, 0, [[0, columns], [1, n]]),
+        dst=view(wide, P, 0, [[columns * n, m], [n, columns], [1, n]]),
+        data1=view(kq, P, 0, [[0, m], [1, columns], [0, n]]),
+        data2=view(mask, P, 0, [[n, m], [0, columns], [1, n]]),
         op=nl.multiply,
     )
     return wide
 
 
-def query_dot_key(kq, mask, layout, V):
+def query_dot_key(kq, mask, identity, layout, V):
     """q.k of each key head and sequence on all V partitions, [V, G * n, B]."""
     n, P, X = layout.n, layout.partitions(), kq.shape[3]
     B = X // layout.G
     products = nl.ndarray((P, n, X), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=products, data1=kq[:, :, 0, :], data2=kq[:, :, 1, :], op=nl.multiply)
-    partial = nl.ndarray((P, X), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=partial, op=nl.add, data=view(products, P, 0, [[1, X], [X, n]]), axis=2)
+    if layout.classes == 1:
+        partial = nl.ndarray((P, X), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=partial, op=nl.add, data=view(products, P, 0, [[1, X], [X, n]]), axis=2)
+    else:
+        partial, mask = _lanes_added_up(products, identity, layout)
+        P = P // layout.classes
     sums = nl.ndarray((V, layout.keys(), B), dtype=nl.float32, buffer=nl.psum)
     for j in range(n):
         of_head = view(sums, V, j * B, [[n * B, layout.G], [1, B]])
@@ -98,6 +104,22 @@ def query_dot_key(kq, mask, layout, V):
     dots = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=dots, src=sums)
     return dots
+
+
+def _lanes_added_up(products, identity, layout):
+    """The rows of products [P, n, X] added up one by one, over a partition and its neighbours of the other classes,
+    [P / classes, X], and the head mask for these, [P / classes, n]."""
+    n, m, X = layout.n, layout.classes, products.shape[2]
+    P = layout.partitions() // m
+    sums = nl.ndarray((P, X), dtype=nl.float32, buffer=nl.psum)
+    for s in range(m * n):
+        of_class = view(identity, layout.partitions(), s // n, [[m, P]])
+        nisa.nc_matmul(dst=sums, stationary=of_class, moving=products[:, s % n, :], accumulate=s > 0)
+    partial = nl.ndarray((P, X), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=partial, src=sums)
+    mask = nl.ndarray((P, n), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=mask, op=nl.add, data=view(identity, P, 0, [[P // n, n], [1, P // n]]), axis=2)
+    return partial, mask
 
 
 def gates(a, b, A_log, dt_bias):

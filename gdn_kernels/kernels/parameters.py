@@ -12,8 +12,8 @@ from gdn_kernels.kernels.queues import load_aside
 
 @dataclass
 class Parameters(nl.NKIObject):
-    """identity: [128, 128]. mask: [P, n], which head of a tile a partition belongs to. ones, gain: columns [V, 1].
-    A_log, dt_bias: rows [1, Hv]. All fp32."""
+    """identity: [128, 128]. mask: [P, classes, n], which head of a tile, and which class of its lanes, a partition
+    belongs to. ones, gain: columns [V, 1]. A_log, dt_bias: rows [1, Hv]. All fp32."""
 
     identity: nl.ndarray
     mask: nl.ndarray
@@ -44,10 +44,11 @@ def identity_matrix():
 
 
 def head_mask(identity, layout):
-    """[P, n]: 1 where the partition is a lane of the head, as a sum of identity columns."""
-    n, lanes, P = layout.n, layout.lanes, layout.partitions()
-    mask = nl.ndarray((P, n), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=mask, op=nl.add, data=view(identity, P, 0, [[lanes, n], [1, lanes]]), axis=2)
+    """[P, classes, n]: 1 where the partition is a lane of the class and the head, as a sum of identity columns."""
+    n, lanes, m, P = layout.n, layout.lanes, layout.classes, layout.partitions()
+    mask = nl.ndarray((P, m, n), dtype=nl.float32, buffer=nl.sbuf)
+    columns = view(identity, P, 0, [[1, m], [lanes, n], [m, lanes // m]])
+    nisa.tensor_reduce(dst=mask, op=nl.add, data=columns, axis=3)
     return mask
 
 

@@ -4,7 +4,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from gdn_kernels.kernels.delta_rule import MOST_STATE_BYTES, delta_rule, state_buffers
+from gdn_kernels.kernels.delta_rule import MOST_STATE_BYTES, StateRows, delta_rule, state_buffers
 from gdn_kernels.kernels.finite import VALUE, clamp
 from gdn_kernels.kernels.gated_norm import gate, normalise, store_heads
 from gdn_kernels.kernels.gates import gates_of, keys_of
@@ -38,7 +38,7 @@ def gdn_tkg(q, k, v, b, a, A_log, dt_bias, z, norm_weight, state_in, norm_eps):
         dt_column = parameter_column(parameters.dt_bias, h0, layout.n)
         for b0 in range(0, batch, BATCH_TILE):
             B = min(BATCH_TILE, batch - b0)
-            keys = keys_of(_key_lanes(q, k, layout, Hv, h0, b0, B), parameters.mask, layout, K, V)
+            keys = keys_of(_key_lanes(q, k, layout, Hv, h0, b0, B), parameters.mask, parameters.identity, layout, K, V)
             a_rows = _head_rows(a, Hv, h0, layout.n, b0, B)
             b_rows = _head_rows(b, Hv, h0, layout.n, b0, B)
             gates = gates_of(a_rows, b_rows, A_column, dt_column, parameters.identity, layout, V)
@@ -50,9 +50,7 @@ def gdn_tkg(q, k, v, b, a, A_log, dt_bias, z, norm_weight, state_in, norm_eps):
                 gates,
                 parameters.identity,
                 layout,
-                state_in.reshape((batch, Hv, K, V)),
-                states.reshape((batch, Hv, K, V)),
-                b0,
+                StateRows(state_in.reshape((batch, Hv, K, V)), states.reshape((batch, Hv, K, V)), b0),
                 h0,
                 buffers,
             )

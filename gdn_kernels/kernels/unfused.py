@@ -17,7 +17,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from gdn_kernels.kernels.conv1d import conv1d, conv_columns, load_rows, row_tiles, store_rows
-from gdn_kernels.kernels.delta_rule import MOST_STATE_BYTES, delta_rule, state_buffers
+from gdn_kernels.kernels.delta_rule import MOST_STATE_BYTES, StateRows, delta_rule, state_buffers
 from gdn_kernels.kernels.finite import VALUE, clamp
 from gdn_kernels.kernels.gated_norm import gate, normalise, store_heads
 from gdn_kernels.kernels.gates import (
@@ -153,14 +153,15 @@ def delta_rule_stage(q, k, v, decay_beta, split, recurrent_state):
             group = group_of(mine, layout, Hv // Hk, index)
             if group.opens:
                 c = _key_lanes(q, k, layout, group.key_head, b0, B)
-                keys = Keys(c, block_diagonal(c, mask, layout), query_dot_key(c, mask, layout, V))
+                keys = Keys(c, block_diagonal(c, mask, layout), query_dot_key(c, mask, identity, layout, V))
             heads = layout.heads()
             decays, splits = _gate_lanes(decay_beta, group.h0, heads, b0, B), _gate_lanes(split, group.h0, heads, b0, B)
             lanes = Gates(to_value_lanes(decays, identity, V), to_key_lanes(splits, identity, layout))
             values = _value_lanes(v, V, group.h0, heads, b0, B)
             read = nl.ndarray((V, heads, B), dtype=nl.float32, buffer=nl.sbuf)
             states = _target(new_state, group.spare_values)
-            delta_rule(read, values, keys, lanes, identity, layout, recurrent_state, states, b0, group.h0, buffers)
+            rows = StateRows(recurrent_state, states, b0)
+            delta_rule(read, values, keys, lanes, identity, layout, rows, group.h0, buffers)
             store_heads(_target(o, group.spare_values), read, b0, group.h0)
     return o, new_state
 

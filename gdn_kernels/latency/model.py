@@ -86,7 +86,7 @@ def _dma_bytes(machine: Machine) -> int:
     """Bytes that cross HBM in DMAs of one core."""
     moved = 0
     for instruction in machine.trace.instructions:
-        if instruction.engine == "dma":
+        if instruction.engine == "dma" and not instruction.options.get("skipped"):
             moved += max(o.bytes for o in instruction.reads + instruction.writes if not o.allocation.buffer.on_chip)
     return moved
 

@@ -7,7 +7,7 @@ from gdn_kernels.latency.model import model_block
 from gdn_kernels.latency.rows import Row, today
 from gdn_kernels.timeline.costs import Costs
 
-BATCHES = (1, 8, 32)
+BATCHES = (1, 8, 32, 64)
 
 
 def modelled_rows(costs: Costs, package: str, batches: Iterable[int] = BATCHES) -> Iterator[Row]:

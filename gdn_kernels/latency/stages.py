@@ -16,15 +16,16 @@ from gdn_kernels.latency.model import Modelled, model_block, model_machines
 from gdn_kernels.latency.tables import table
 from gdn_kernels.timeline.costs import TRN2, Costs
 
-Launch = Callable[[str, Mapping[str, Any]], tuple[Any, ...]]
+Launch = Callable[[str, Mapping[str, Any]], Any]
 
 
-def stage_by_stage(launch: Launch, arguments: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def stage_by_stage(launch: Launch, arguments: Mapping[str, Any], norm_eps: float = 1e-6) -> tuple[Any, Any, Any]:
     """One decode step as five launches.
 
     Args:
-        launch: runs a kernel of `kernels.unfused` by name with the given arguments and returns its results.
-        arguments: those of `gdn_block_tkg`, arrays or, of a dry launch, their `Spec`s.
+        launch: runs a kernel of `kernels.unfused` by name with the given arguments and returns its results: a tuple,
+            or a single one as it is or in a tuple. `backends.run` of a backend will do.
+        arguments: those of `gdn_block_tkg` but `norm_eps`, arrays or, of a dry launch, their `Spec`s.
 
     Returns:
         core_out, new_conv_state, new_recurrent_state, as `gdn_block_tkg` does.
@@ -45,9 +46,9 @@ def stage_by_stage(launch: Launch, arguments: Mapping[str, Any]) -> tuple[Any, A
     )
     recurrence = {"q": q, "k": k, "v": v, "decay_beta": decay_beta, "split": split, "recurrent_state": state}
     o, new_state = launch("delta_rule_stage", recurrence)
-    normed = {"o": o, "z": z, **given("norm_weight"), "norm_eps": 1e-6, "dtype": hidden.dtype}
-    (core_out,) = launch("gated_norm_stage", normed)
-    return core_out, new_conv_state, new_state
+    normed = {"o": o, "z": z, **given("norm_weight"), "norm_eps": norm_eps, "dtype": hidden.dtype}
+    core_out = launch("gated_norm_stage", normed)
+    return core_out[0] if isinstance(core_out, tuple) else core_out, new_conv_state, new_state
 
 
 def model_stages(dims: BlockDims, B: int, lnc: int = 1, costs: Costs = TRN2) -> Modelled:

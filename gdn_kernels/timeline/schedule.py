@@ -105,11 +105,12 @@ class _Simulation:
 
     def _handle(self, time: float, kind: str, index: int) -> None:
         if kind == "ring":  # descriptors are there: the DMA engines may start
-            self.engines.add(
-                index,
-                self.queue_of[index],
-                packets(self.instructions[index].writes[0], self.instructions[index].reads[0]),
-            )
+            instruction = self.instructions[index]
+            if instruction.options.get("skipped"):  # its index was out of bounds: there is nothing to move
+                self._arrivals([index], time)
+            else:
+                made = packets(instruction.writes[0], instruction.reads[0])
+                self.engines.add(index, self.queue_of[index], made)
         else:
             self._finish(index, time)
 

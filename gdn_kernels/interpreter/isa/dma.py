@@ -61,7 +61,8 @@ def dma_copy(
     options: dict[str, Any] = {"issued_by": member(op, "engine", engine, Engine).name, "dge_mode": mode.name}
     if isinstance(dst, Indirect) or isinstance(src, Indirect):
         options["indirect"] = True
-        _copy_indirect(op, dst, src, skips)
+        if not _copy_indirect(op, dst, src, skips):
+            options["skipped"] = True
     else:
         check_initialised(op, "src", src)
         values = convert(src.array, dst.dtype)
@@ -113,10 +114,12 @@ def _indices(*views: NkiTensor) -> tuple[NkiTensor, ...]:
     return tensors(*(view.index for view in views))
 
 
-def _copy_indirect(op: str, dst: NkiTensor, src: NkiTensor, skips: bool) -> None:
+def _copy_indirect(op: str, dst: NkiTensor, src: NkiTensor, skips: bool) -> bool:
+    """Whether anything was moved."""
     keep = _kept(op, dst, src, skips)  # [rows]; one entry for all of a view that moves
     values = convert(_gather(op, src, keep), dst.dtype)
     _scatter(dst, values.reshape(dst.shape), keep)
+    return bool(keep.any())
 
 
 def _kept(op: str, dst: NkiTensor, src: NkiTensor, skips: bool) -> Array:
@@ -272,6 +275,6 @@ def _scatter(dst: NkiTensor, values: Array, keep: Array) -> None:
             row = dst.row(int(number))
             row.array[...] = values[number : number + 1]
             row.mark_written()
-    else:
+    elif keep.any():  # a view moved out of bounds has no place to look at
         mask = np.broadcast_to(keep[:, None], (keep.size, dst.size // keep.size)).reshape(dst.shape)
         write_where(dst, values, mask)
