@@ -48,6 +48,23 @@ def lower_bounds(bounds: Mapping[str, float], total: float, title: str) -> Figur
     return _finished(figure, title)
 
 
+def launches_in_a_row(launches: Mapping[str, float], fused_us: float, floor_us: float, title: str) -> Figure:
+    """us of each launch, one after the other in one bar; below it the fused block; the floor as a line."""
+    figure, ax = _one(8, 2.2)
+    start = 0.0
+    for number, (name, us) in enumerate(launches.items()):
+        ax.barh(0, us, left=start, height=0.6, color=COLOURS[number], lw=0, label=f"{name}: {us:.0f}")
+        start += us
+    ax.barh(1, fused_us, height=0.6, color=INK, lw=0)
+    for row, us in enumerate((start, fused_us)):
+        ax.text(us, row, f" {us:.0f}", va="center", fontsize="small")
+    ax.axvline(floor_us, color=COLOURS[7], lw=1.5, ls="--", label=f"DMA floor: {floor_us:.0f}")
+    ax.set(yticks=(0, 1), yticklabels=("five launches", "fused"), ylim=(1.5, -0.5), xlabel="us, modelled")
+    ax.set_xlim(0, 1.08 * start)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
+    return _finished(figure, title)
+
+
 def published_differences(rows: Sequence[Row], title: str) -> Figure:
     """How far each predicted figure is from the published one, in % of it; the band is what totals should keep to.
     In brackets: the number of a row's note, in the order in which they first occur."""

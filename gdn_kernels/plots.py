@@ -76,16 +76,16 @@ def memory_occupancy(machine: Machine, title: str, path: Path) -> None:
 
     from gdn_kernels.interpreter.memory import PSUM, SBUF, limit_of
 
-    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure = Figure(figsize=(9.5, 6), layout="constrained")
     for ax, buffer in zip(figure.subplots(2, 1, sharex=True), (SBUF, PSUM), strict=True):
         labels, live = _by_site(machine, buffer)
-        colours = [f"C{i}" for i in range(len(labels) - 1)] + ["lightgrey"]
+        colours = [*COLOURS[: len(labels) - 1], GRID]
         ax.stackplot(range(live.shape[1]), live / 1024, labels=labels, step="post", colors=colours, lw=0)
         limits = [(limit_of(buffer, machine.target), "limit")]
         if buffer is SBUF:
             limits.append((machine.target.sbuf_safe_bytes, "safe everywhere"))
         for limit, name in limits:
-            ax.axhline(limit / 1024, color="black", ls="--", lw=0.8)
+            ax.axhline(limit / 1024, color=INK, ls="--", lw=0.8)
             ax.annotate(
                 name, (1, limit / 1024), xycoords=("axes fraction", "data"), fontsize="x-small", ha="right", va="bottom"
             )
@@ -94,9 +94,7 @@ def memory_occupancy(machine: Machine, title: str, path: Path) -> None:
         ax.spines[["top", "right"]].set_visible(False)
         ax.set_ylim(0, 1.08 * max(limit for limit, _ in limits) / 1024)
     ax.set_xlabel("instruction of the core")
-    figure.suptitle(title, fontsize="medium")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    _save_on_any_background(figure, title, path)
 
 
 def _by_site(machine: Machine, buffer: Buffer) -> tuple[list[str], npt.NDArray[np.int64]]:
