@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdn_kernels.dims import BlockDims
-from gdn_kernels.plots import COLOURS, GRID, INK
+from gdn_kernels.figure_style import COLOURS, GRID, INK, plain
 from gdn_kernels.timeline.costs import Costs
 
 if TYPE_CHECKING:
@@ -326,9 +326,7 @@ def _note(ha: str, va: str) -> dict[str, Any]:
 
 
 def _axes_style(ax: Axes) -> None:
-    ax.grid(color=GRID, lw=0.5)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
+    plain(ax)
     ax.spines[["bottom", "left"]].set_color(INK)
     ax.tick_params(which="both", colors=INK)
     for label in (ax.xaxis.label, ax.yaxis.label):

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gdn_kernels.figures_recurrence import _plain, _titled
-from gdn_kernels.plots import COLOURS, DASHES, INK
+from gdn_kernels.figure_style import COLOURS, DASHES, INK, plain, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,9 +36,9 @@ def errors_by_memory(
             ax.plot(memory, predicted[label], DASHES[1], color=colour, lw=1.2)
     ax.plot([], [], DASHES[1], color=INK, lw=1.2, label="predicted")
     ax.set(xscale="log", yscale="log", xlabel="memory of the head, tokens", ylabel="relative error of its state")
-    _plain(ax)
+    plain(ax)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
-    return _titled(figure, title)
+    return titled(figure, title)
 
 
 def one_head(tokens: Array, curves: Mapping[str, Array], memory: Array, head: int) -> Figure:
@@ -54,9 +53,9 @@ def one_head(tokens: Array, curves: Mapping[str, Array], memory: Array, head: in
         ax.plot(tokens, np.median(shown, axis=0), color=COLOURS[i], lw=2.6 - 1.4 * i / len(curves), label=label)
         ax.fill_between(tokens, shown.min(0), shown.max(0), color=COLOURS[i], alpha=0.22, lw=0)
     ax.set(xscale="log", yscale="log", ylim=(3e-9, 0.3), xlabel="token", ylabel="relative error of its state")
-    _plain(ax)
+    plain(ax)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
-    return _titled(figure, f"Head {head}, a memory of {memory[head]:,.0f} tokens")
+    return titled(figure, f"Head {head}, a memory of {memory[head]:,.0f} tokens")
 
 
 def decaying_number(curves: Mapping[str, Array], title: str) -> Figure:
@@ -70,9 +69,9 @@ def decaying_number(curves: Mapping[str, Array], title: str) -> Figure:
         tokens = np.arange(1, len(values) + 1)[::every]
         ax.plot(tokens, values[::every], color=COLOURS[i], lw=1.8, ls=DASHES[i], label=label)
     ax.set(xlabel="token", ylabel="value", ylim=(0, 1.05))
-    _plain(ax)
+    plain(ax)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
-    return _titled(figure, title)
+    return titled(figure, title)
 
 
 def shares_by_batch(batches: Sequence[int], shares: Mapping[str, Sequence[float]], title: str) -> Figure:
@@ -86,6 +85,6 @@ def shares_by_batch(batches: Sequence[int], shares: Mapping[str, Sequence[float]
     ax.set(xscale="log", xticks=batches, xticklabels=[str(batch) for batch in batches], ylim=(0, 100))
     ax.minorticks_off()
     ax.set(xlabel="sequences in the batch, B", ylabel="% of the bytes of a step")
-    _plain(ax)
+    plain(ax)
     ax.legend(frameon=False, fontsize="small")
-    return _titled(figure, title)
+    return titled(figure, title)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gdn_kernels.plots import COLOURS, GRID, INK
+from gdn_kernels.figure_style import COLOURS, INK, plain, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,16 +141,6 @@ def _one(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _finished(figure: Figure, title: str) -> Figure:
-    from matplotlib.text import Text
-
-    figure.suptitle(title, fontsize="medium")
     for ax in figure.axes:
-        ax.grid(color=GRID, lw=0.5)
-        ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.tick_params(which="both", colors=INK)
-        for spine in ax.spines.values():
-            spine.set_edgecolor(INK)
-    for text in figure.findobj(Text):
-        text.set_color(INK)
-    return figure
+        plain(ax)
+    return titled(figure, title)

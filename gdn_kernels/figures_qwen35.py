@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdn_kernels.agreement import Agreement, Greedy
-from gdn_kernels.figures_recurrence import _plain, _titled
-from gdn_kernels.plots import COLOURS, INK
+from gdn_kernels.figure_style import COLOURS, INK, plain, titled
 from gdn_kernels.step_bytes import StepBytes
 
 if TYPE_CHECKING:
@@ -48,9 +47,9 @@ def margins_over_tokens(reference: Greedy, rows: Sequence[Agreement], limit: flo
     ax.plot([], [], "o", color=COLOURS[1], mfc="none", mew=1.8, label="first other token of a row")
     ax.axhline(limit, color=INK, ls="--", lw=1, label=f"{limit:g} steps")
     ax.set(yscale="log", xlabel="token", ylabel="top-2 margin, bf16 steps")
-    _plain(ax)
+    plain(ax)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
-    return _titled(figure, title)
+    return titled(figure, title)
 
 
 def bytes_by_part(cases: Mapping[str, StepBytes], title: str) -> Figure:
@@ -68,6 +67,6 @@ def bytes_by_part(cases: Mapping[str, StepBytes], title: str) -> Figure:
         ax.text(101, place, f"block {case.share:.0%}", va="center", fontsize="x-small")
     ax.set(yticks=range(len(cases)), yticklabels=list(cases), xlim=(0, 100), ylim=(len(cases) - 0.5, -0.5))
     ax.set_xlabel("percent of a step's bytes, modelled")
-    _plain(ax)
+    plain(ax)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
-    return _titled(figure, title)
+    return titled(figure, title)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gdn_kernels.plots import COLOURS, DASHES, GRID, INK
+from gdn_kernels.figure_style import COLOURS, DASHES, INK, plain, titled
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from gdn_kernels.dims import BlockDims
@@ -50,7 +49,7 @@ def state_over_tokens(states: Mapping[int, Array], heads: Mapping[int, str], tit
             ax.set_title(f"token {token}: \u00b1{limit:.2f}", fontsize="small")
         axes[row, 0].set_ylabel(label, fontsize="small")
     figure.supxlabel(f"value columns 0 to {CORNER - 1}, key rows 0 to {CORNER - 1} downwards", fontsize="small")
-    return _titled(figure, title)
+    return titled(figure, title)
 
 
 def state_at_token(states: Sequence[Array], heads: Mapping[int, str], token: int) -> Figure:
@@ -65,7 +64,7 @@ def state_at_token(states: Sequence[Array], heads: Mapping[int, str], token: int
         ax.set(xticks=[], yticks=[])
         ax.set_title(label, fontsize="small")
         ax.set_xlabel(f"\u00b1{limit:.2f}", fontsize="small")
-    return _titled(figure, f"Token {token}: value columns 0 to {CORNER - 1}, key rows 0 to {CORNER - 1} downwards")
+    return titled(figure, f"Token {token}: value columns 0 to {CORNER - 1}, key rows 0 to {CORNER - 1} downwards")
 
 
 def forgetting(kept: Mapping[str, tuple[Array, Array]], title: str) -> Figure:
@@ -80,9 +79,9 @@ def forgetting(kept: Mapping[str, tuple[Array, Array]], title: str) -> Figure:
         ax.plot(tokens, left, color=colour, lw=1.8, label=label)
     ax.set(xscale="log", yscale="log", ylim=(1e-3, 1.5), xlabel="tokens after the write", ylabel="share that is left")
     ax.plot([], [], DASHES[1], color=INK, lw=1.2, label="decay alone")
-    _plain(ax)
+    plain(ax)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
-    return _titled(figure, title)
+    return titled(figure, title)
 
 
 def errors_over_tokens(curves: Mapping[str, Array], title: str) -> Figure:
@@ -96,9 +95,9 @@ def errors_over_tokens(curves: Mapping[str, Array], title: str) -> Figure:
         shown = shown[errors[shown - 1] > 0]
         ax.plot(shown, errors[shown - 1], color=colour, lw=1.6, label=label)
     ax.set(xscale="log", yscale="log", xlabel="token", ylabel="relative error of S")
-    _plain(ax)
+    plain(ax)
     ax.legend(frameon=False, fontsize="small")
-    return _titled(figure, title)
+    return titled(figure, title)
 
 
 def step_errors(errors: Array, limit: float, title: str) -> Figure:
@@ -110,9 +109,9 @@ def step_errors(errors: Array, limit: float, title: str) -> Figure:
     ax.plot(np.arange(1, len(errors) + 1), errors, "o-", color=COLOURS[0], ms=4, lw=1.2, label="kernel against float64")
     ax.axhline(limit, ls=DASHES[1], color=COLOURS[1], lw=1.4, label="limit")
     ax.set(xlabel="decode step", ylabel="relative error of S", ylim=(0, 1.1 * limit))
-    _plain(ax)
+    plain(ax)
     ax.legend(frameon=False, fontsize="small", loc="center right")
-    return _titled(figure, title)
+    return titled(figure, title)
 
 
 def state_places(load: Instruction) -> Array:
@@ -157,7 +156,7 @@ def lane_layout(load: Instruction, K: int, V: int, title: str) -> Figure:
     panels[0].set_ylabel("partition")
     handles = [Patch(color=shades[head], label=f"value head {head}") for head in heads]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(heads), frameon=False, fontsize="small")
-    return _titled(figure, title)
+    return titled(figure, title)
 
 
 def engine_bars(times: Mapping[str, float], label: str, title: str) -> Figure:
@@ -171,8 +170,8 @@ def engine_bars(times: Mapping[str, float], label: str, title: str) -> Figure:
         ax.barh(row, time, height=0.6, color=COLOURS[1] if time == longest else COLOURS[0], lw=0)
         ax.text(time + longest / 80, row, f"{time:.2f}", va="center", fontsize="small")
     ax.set(yticks=range(len(times)), yticklabels=list(times), xlabel=label, ylim=(len(times) - 0.5, -0.5))
-    _plain(ax)
-    return _titled(figure, title)
+    plain(ax)
+    return titled(figure, title)
 
 
 def norm_before_after(before: Array, after: Array, title: str) -> Figure:
@@ -186,10 +185,10 @@ def norm_before_after(before: Array, after: Array, title: str) -> Figure:
             ax.plot(np.arange(1, len(line) + 1), line, color=COLOURS[head], lw=1.5, label=f"head {head}")
         ax.set(yscale="log", xlabel="token")
         ax.set_title(name, fontsize="small")
-        _plain(ax)
+        plain(ax)
     panels[0].set_ylabel("root mean square of a head")
     panels[0].legend(frameon=False, fontsize="small", ncols=2)
-    return _titled(figure, title)
+    return titled(figure, title)
 
 
 def ones_product(squares: Array, title: str) -> Figure:
@@ -207,7 +206,7 @@ def ones_product(squares: Array, title: str) -> Figure:
         bar = figure.colorbar(image, ax=ax, label="log10")
         bar.outline.set_visible(False)
     panels[0].set_ylabel("partition: value column")
-    return _titled(figure, title)
+    return titled(figure, title)
 
 
 def gate_curves(z: Array, title: str) -> Figure:
@@ -229,8 +228,8 @@ def gate_curves(z: Array, title: str) -> Figure:
     ax.set(xlabel="z", ylabel="gate")
     ax.legend(frameon=False, fontsize="small")
     for each in (top, ax):
-        _plain(each)
-    return _titled(figure, title)
+        plain(each)
+    return titled(figure, title)
 
 
 STREAMS = {
@@ -276,8 +275,8 @@ def stream_order(schedule: Schedule, title: str) -> Figure:
     ax.set(yticks=range(len(spans)), yticklabels=list(spans), ylim=(len(spans) - 0.5, -0.5))
     ax.set(xlabel="us, modelled", xlim=(0, schedule.total / 1e3 * 1.01))
     ax.tick_params(axis="y", length=0)
-    _plain(ax)
-    return _titled(figure, title)
+    plain(ax)
+    return titled(figure, title)
 
 
 def data_way(dims: BlockDims, B: int, title: str) -> Figure:
@@ -329,7 +328,7 @@ def data_way(dims: BlockDims, B: int, title: str) -> Figure:
         colour = COLOURS[0] if goes_in else COLOURS[1]
         ax.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", color=colour, mutation_scale=12, lw=1.5))
         ax.text(at, 2.22 if goes_in else 2.6, name, va="bottom", ha="center", fontsize="small")
-    return _titled(figure, title)
+    return titled(figure, title)
 
 
 def fused_and_staged(cases: Mapping[str, tuple[float, float, float]], title: str) -> Figure:
@@ -346,26 +345,6 @@ def fused_and_staged(cases: Mapping[str, tuple[float, float, float]], title: str
             ax.barh(y, time, height=0.25, color=colour, lw=0, label=name if row == 0 else None)
             ax.text(time, y, f" {time:.0f}", va="center", fontsize="x-small")
     ax.set(yticks=range(len(cases)), yticklabels=list(cases), ylim=(len(cases) - 0.5, -0.5), xlabel="us, modelled")
-    _plain(ax)
+    plain(ax)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
-    return _titled(figure, title)
-
-
-def _plain(ax: Axes) -> None:
-    """A light grid behind the data and no frame at the top and on the right."""
-    ax.grid(color=GRID, lw=0.5)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def _titled(figure: Figure, title: str) -> Figure:
-    from matplotlib.text import Text
-
-    figure.suptitle(title, fontsize="medium")
-    for ax in figure.axes:
-        ax.tick_params(which="both", colors=INK)
-        for spine in ax.spines.values():
-            spine.set_edgecolor(INK)
-    for text in figure.findobj(Text):
-        text.set_color(INK)
-    return figure
+    return titled(figure, title)

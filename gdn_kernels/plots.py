@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gdn_kernels.figure_style import COLOURS, DASHES, GRID, INK, titled
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -18,12 +20,6 @@ if TYPE_CHECKING:
     from gdn_kernels.interpreter.trace import Instruction
     from gdn_kernels.latency.model import Modelled
     from gdn_kernels.timeline.schedule import Schedule
-
-# Most figures have no background of their own. These inks and colours have a contrast of 3 or more to white and to
-# near black, so that they can be read on a light page and on a dark one.
-INK, GRID = "#7a7a7a", "#7a7a7a50"
-COLOURS = ("#3a86d8", "#e0622f", "#1f9d78", "#c455a0", "#a87f16", "#7e6fdc", "#1b9fb3", "#d3455b")
-DASHES = ("-", "--", "-.", ":")
 
 SITES = 7  # allocation sites with a colour of their own
 
@@ -174,7 +170,7 @@ def gantt_figure(schedules: Sequence[Schedule], title: str) -> Figure:
         frameon=False,
         fontsize="small",
     )
-    return _for_any_background(figure, f"{title}: modelled, {end:.1f} us")
+    return titled(figure, f"{title}: modelled, {end:.1f} us")
 
 
 def _stage(instruction: Instruction) -> str:
@@ -254,7 +250,7 @@ def growth_figure(panels: Mapping[str, Mapping[int, Modelled]], title: str) -> F
                 ax.set_ylabel(label)
         axes[-1, column].set_xlabel(name)
     axes[0, 0].legend(frameon=False, fontsize="small")
-    return _for_any_background(figure, f"{title}: modelled")
+    return titled(figure, f"{title}: modelled")
 
 
 @dataclass(frozen=True)
@@ -382,17 +378,4 @@ def _log_edges(centres: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _save_on_any_background(figure: Figure, title: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _for_any_background(figure, title).savefig(path, dpi=150, transparent=True)
-
-
-def _for_any_background(figure: Figure, title: str) -> Figure:
-    from matplotlib.text import Text
-
-    figure.suptitle(title, fontsize="medium")
-    for ax in figure.axes:
-        ax.tick_params(which="both", colors=INK)
-        for spine in ax.spines.values():
-            spine.set_edgecolor(INK)
-    for text in figure.findobj(Text):
-        text.set_color(INK)
-    return figure
+    titled(figure, title).savefig(path, dpi=150, transparent=True)
