@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import operator
-import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from gdn_kernels import atomic
 from gdn_kernels.dims import BlockDims
 from gdn_kernels.dtypes import Array, bfloat16, is_bfloat16
 from gdn_kernels.layouts import check_shape, narrow_conv_state, to_key_major, to_value_major, widen_conv_state
@@ -141,16 +141,10 @@ class DecodeState:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the state to a safetensors file; a file already there is replaced as a whole, or stays whole."""
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
-        target = Path(path)
         metadata = {"format": FORMAT, "dims": json.dumps(asdict(self.dims)), "checksum": self._checksum()}
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            save_file(self.arguments(), part, metadata)
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
+        atomic.write(Path(path), save(self.arguments(), metadata))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> DecodeState:
@@ -208,17 +202,12 @@ def _cache_layer(cache: Any, layer: int) -> Any:
 
 def _from_torch(tensor: Any) -> Array:
     """A copy as NumPy has it; bf16, fp32 or what `DecodeState` then refuses."""
-    import torch
+    from gdn_kernels.interpreter.torch_arrays import to_numpy
 
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:  # torch gives NumPy no bf16
-        return np.array(tensor.view(torch.uint16).numpy()).view(bfloat16())
-    return np.array(tensor.numpy())
+    return np.array(to_numpy(tensor.cpu().contiguous()))
 
 
 def _to_torch(array: Array) -> Any:
-    import torch
+    from gdn_kernels.interpreter.torch_arrays import to_torch
 
-    if is_bfloat16(array.dtype):
-        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
+    return to_torch(array.copy())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gdn_kernels.dims import BlockDims
-from gdn_kernels.dtypes import Array, bfloat16
+from gdn_kernels.dtypes import Array
 
 MODULES = ("Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen3NextGatedDeltaNet")
 
@@ -71,7 +71,7 @@ class ModuleTensors:
 
     def read(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Array:
         """A copy of the tensor `name`, in one of `dtypes` (NumPy's names for them); the module may go on training."""
-        import torch
+        from gdn_kernels.interpreter.torch_arrays import to_numpy
 
         if name not in self.tensors:
             raise self.error(name, f"expected shape {list(shape)}, found no such tensor")
@@ -83,14 +83,7 @@ class ModuleTensors:
             raise self.error(name, f"expected dtype {' or '.join(dtypes)}, found {dtype}")
         if tensor.device.type == "meta":
             raise self.error(name, "expected its values, found a tensor on the meta device (offloaded or not loaded)")
-        tensor = tensor.cpu().contiguous()
-        if dtype == "bfloat16":  # torch gives NumPy no bf16
-            return np.array(tensor.view(torch.uint16).numpy()).view(bfloat16())
-        if dtype == "float8_e4m3fn":
-            import ml_dtypes
-
-            return np.array(tensor.view(torch.uint8).numpy()).view(ml_dtypes.float8_e4m3fn)
-        return np.array(tensor.numpy())
+        return np.array(to_numpy(tensor.cpu().contiguous()))
 
 
 def _norm_eps(module: Any) -> float:

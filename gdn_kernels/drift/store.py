@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import platform
 import re
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from gdn_kernels import atomic
 from gdn_kernels.drift.config import RolloutConfig
 from gdn_kernels.dtypes import Array
 from gdn_kernels.policy import PRESETS
@@ -135,24 +134,9 @@ def load_checkpoint(path: Path, config: RolloutConfig) -> tuple[int, float, dict
 
 
 def write(path: Path, data: bytes) -> None:
-    """`data` becomes the content of `path`, or `path` stays as it was, even if the machine stops in between."""
+    """`data` becomes the content of `path` as a whole, in a folder that is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp's own mode keeps others from reading it
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name, too, has to survive
-    finally:
-        os.close(folder)
+    atomic.write(path, data)
 
 
 def _encode(kind: str, meta: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:

@@ -8,12 +8,12 @@ import datetime
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from gdn_kernels import atomic
 from gdn_kernels.dims import MODELS, BlockDims
 
 KINDS = ("modelled", "measured")
@@ -154,10 +154,7 @@ def save(path: Path, rows: Iterable[Row]) -> None:
         old = before.get((row.model, row.case))
         kept.append(old if old is not None and replace(old, date=row.date) == row else row)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.writelines(map(_to_json, kept))
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    atomic.write(path, "".join(map(_to_json, kept)).encode())
 
 
 def _to_json(row: Row) -> str:
