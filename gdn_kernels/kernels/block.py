@@ -24,7 +24,7 @@ from gdn_kernels.kernels.in_proj import (
     resident_weight,
     weight_ring,
 )
-from gdn_kernels.kernels.layout import COLUMNS, Layout, core_heads, group_of, plan_of, summed_like, view
+from gdn_kernels.kernels.layout import COLUMNS, Layout, core_heads, destination, group_of, plan_of, summed_like, view
 from gdn_kernels.kernels.parameters import Parameters, load_parameters, parameter_column
 from gdn_kernels.kernels.rings import Ring
 
@@ -46,10 +46,10 @@ class Batch(nl.NKIObject):
 
     def windows(self, spare, shared):
         """Conv windows. spare: the other core writes the new ones. shared: and both cores need the old ones."""
-        return WindowRows(self.conv_state, _spare(self.new_conv_state, spare), self.b0, self.B)
+        return WindowRows(self.conv_state, destination(self.new_conv_state, spare), self.b0, self.B)
 
     def states(self, spare):
-        return StateRows(self.recurrent_state, _spare(self.new_state, spare), self.b0)
+        return StateRows(self.recurrent_state, destination(self.new_state, spare), self.b0)
 
     def clear_unnamed(self, columns):
         """Every row of a batch counts."""
@@ -147,13 +147,8 @@ def decode(core_out, hidden, inputs, sequences, A_log, dt_bias, norm_weight, nor
         # All of z last: its weights stream in while the last states are updated and leave.
         for index in range(plan.groups):
             group = group_of(mine, layout, Hv // Hk, index)
-            out = _spare(core_out, group.spare_values).reshape((batch, Hv * V))
+            out = destination(core_out, group.spare_values).reshape((batch, Hv * V))
             _finish(step, inputs, normed[:, index, :, :], out, group.h0, index == plan.groups - 1)
-
-
-def _spare(output, spare):
-    """The output itself, or memory nobody reads for a result that the other core writes."""
-    return nl.ndarray(output.shape, dtype=output.dtype, buffer=nl.private_hbm) if spare else output
 
 
 def _keys(step, inputs, windows, key_head):

@@ -87,6 +87,11 @@ def summed_like(layout, layer_Hk, gqa, K):
     return layout
 
 
+def destination(output, spare):
+    """The output itself, or memory nobody reads for a result that the other core writes."""
+    return nl.ndarray(output.shape, dtype=output.dtype, buffer=nl.private_hbm) if spare else output
+
+
 def core_heads(Hk, gqa, cores, core):
     """Split key heads with their value heads; with a single key head, its value heads."""
     second = core == 1

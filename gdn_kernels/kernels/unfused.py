@@ -44,6 +44,7 @@ from gdn_kernels.kernels.layout import (
     GROUP_HEADS,
     bank_columns,
     core_heads,
+    destination,
     group_of,
     layout_of,
     view,
@@ -92,7 +93,7 @@ def conv1d_stage(q, k, v, conv_state, conv_weight, Hk, Hv):
         raw, number = part
         convolved = nl.ndarray(raw.shape, dtype=nl.float32, buffer=nl.shared_hbm)
         for heads in _heads_of_core(number, GROUP_HEADS):
-            target, window = _target(convolved, heads.spare), _target(new_conv_state, heads.spare)
+            target, window = destination(convolved, heads.spare), destination(new_conv_state, heads.spare)
             _conv_heads(target, window, raw, conv_state, conv_weight, c0, heads, raw.shape[1] // number)
         outputs.append(convolved)
         c0 = c0 + raw.shape[1]
@@ -119,8 +120,8 @@ def gates_stage(q, k, a, b, A_log, dt_bias, Hk):
             if group.opens:
                 c = _key_lanes(q, k, layout, group.key_head, b0, B)
                 l2norm(c, mask, layout, K)
-                _store_key_lanes(_target(normed_q, group.spare_keys), c, 0, layout, group.key_head, b0, B)
-                _store_key_lanes(_target(normed_k, group.spare_keys), c, 1, layout, group.key_head, b0, B)
+                _store_key_lanes(destination(normed_q, group.spare_keys), c, 0, layout, group.key_head, b0, B)
+                _store_key_lanes(destination(normed_k, group.spare_keys), c, 1, layout, group.key_head, b0, B)
             heads = layout.heads()
             here = gates(
                 _scalar_lanes(a, group.h0, heads, b0, B),
@@ -129,8 +130,8 @@ def gates_stage(q, k, a, b, A_log, dt_bias, Hk):
                 parameter_column(dt_row, group.h0, heads),
             )
             rows, columns = slice(group.h0, group.h0 + heads), slice(b0, b0 + B)
-            store(_target(decay_beta, group.spare_values)[rows, :, columns], here[0])
-            store(_target(split, group.spare_values)[rows, :, columns], here[1])
+            store(destination(decay_beta, group.spare_values)[rows, :, columns], here[0])
+            store(destination(split, group.spare_values)[rows, :, columns], here[1])
     return normed_q, normed_k, decay_beta, split
 
 
@@ -159,10 +160,10 @@ def delta_rule_stage(q, k, v, decay_beta, split, recurrent_state):
             lanes = Gates(to_value_lanes(decays, identity, V), to_key_lanes(splits, identity, layout))
             values = _value_lanes(v, V, group.h0, heads, b0, B)
             read = nl.ndarray((V, heads, B), dtype=nl.float32, buffer=nl.sbuf)
-            states = _target(new_state, group.spare_values)
+            states = destination(new_state, group.spare_values)
             rows = StateRows(recurrent_state, states, b0)
             delta_rule(read, values, keys, lanes, identity, layout, rows, group.h0, buffers)
-            store_heads(_target(o, group.spare_values), read, b0, group.h0)
+            store_heads(destination(o, group.spare_values), read, b0, group.h0)
     return o, new_state
 
 
@@ -181,7 +182,7 @@ def gated_norm_stage(o, z, norm_weight, norm_eps, dtype):
             normalise(normed, parameters, norm_eps)
             out = nl.ndarray(normed.shape, dtype=dtype, buffer=nl.sbuf)
             gate(out, normed, [_value_lanes(z, V, heads.first, heads.count, b0, B)])
-            store_heads(_target(core_out, heads.spare).reshape(o.shape), out, b0, heads.first)
+            store_heads(destination(core_out, heads.spare).reshape(o.shape), out, b0, heads.first)
     return core_out
 
 
@@ -220,11 +221,6 @@ def _groups(mine, layout):
     return mine.keys // layout.keys() * (mine.values // layout.T)
 
 
-def _target(output, spare):
-    """The output itself, or memory nobody reads for a result that the other core writes."""
-    return nl.ndarray(output.shape, dtype=output.dtype, buffer=nl.private_hbm) if spare else output
-
-
 def _project(target, weight, c0, heads, width, columns, weights, b0):
     """Heads of q, k, v or z, `width` columns each, from weight column c0 onwards, into rows of `target`."""
     B = columns.shape[2]
@@ -235,7 +231,7 @@ def _project(target, weight, c0, heads, width, columns, weights, b0):
     for acc in accs:
         nisa.tensor_copy(dst=out[:, h : h + acc.shape[1], :], src=acc)
         h = h + acc.shape[1]
-    store_heads(_target(target, heads.spare), out, b0, heads.first)
+    store_heads(destination(target, heads.spare), out, b0, heads.first)
 
 
 def _project_scalars(target, weight, heads, columns, b0):
@@ -249,7 +245,7 @@ def _project_scalars(target, weight, heads, columns, b0):
     nisa.nc_transpose(dst=turned, data=out)
     rows = nl.ndarray((B, heads.count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=rows, src=turned)
-    store(_target(target, heads.spare)[b0 : b0 + B, heads.first : heads.first + heads.count], rows)
+    store(destination(target, heads.spare)[b0 : b0 + B, heads.first : heads.first + heads.count], rows)
 
 
 def _conv_heads(target, window, raw, conv_state, conv_weight, c0, heads, width):
