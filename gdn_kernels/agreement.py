@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gdn_kernels.metrics import bf16_spacing
+
 Array = npt.NDArray[Any]
 
 
@@ -110,9 +112,8 @@ def _agreement(same: Array, margins: Array, steps: Array) -> Agreement:
 def margins_of(logits: Array) -> tuple[Array, Array]:
     """logits [B, vocabulary] float -> the top-2 margin [B], and the same in bf16 steps."""
     second, first = np.partition(logits.astype(np.float64), (-2, -1), axis=-1)[:, -2:].T  # [B] each
-    size = np.maximum(np.maximum(np.abs(first), np.abs(second)), 2.0**-126)
-    _, exponent = np.frexp(size)
-    return first - second, (first - second) / np.ldexp(1.0, exponent - 8)
+    size = np.maximum(np.abs(first), np.abs(second))
+    return first - second, (first - second) / bf16_spacing(size)
 
 
 @dataclass

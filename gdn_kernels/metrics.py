@@ -17,14 +17,14 @@ def relative_error(x: Array, exact: Array) -> float:
 
     0 when both are zero throughout, infinity when only `exact` is; NaN or infinity in `x` gives infinity.
     """
-    return float(_ratio(*_norms(x, exact, axis=None)))
+    return float(norm_error(x, exact, None))
 
 
 def worst_head_error(x: Array, exact: Array) -> float:
     """The largest relative error of any single head: states [B, Hv, K, V], each [K, V] block by itself."""
     if np.size(x) == 0:
         return 0.0
-    return float(_ratio(*_norms(x, exact, axis=(-2, -1))).max())
+    return float(norm_error(x, exact, (-2, -1)).max())
 
 
 def bf16_steps(x: Array, exact: Array) -> Array:
@@ -36,9 +36,14 @@ def bf16_steps(x: Array, exact: Array) -> Array:
     rounded = round_to(to_float(exact, np.float64), "bf16")
     size = np.abs(rounded)
     size = np.maximum(size, 2.0**-8 * size.max(-1, keepdims=True, initial=0))
-    _, exponent = np.frexp(np.maximum(size, 2.0**-126))  # below the normal range the spacing stays
     difference = np.abs(to_float(x, np.float64) - rounded)
-    return np.where(np.isfinite(difference), difference / np.ldexp(1.0, exponent - 8), np.inf)
+    return np.where(np.isfinite(difference), difference / bf16_spacing(size), np.inf)
+
+
+def bf16_spacing(size: Array) -> Array:
+    """The distance of neighbouring bf16 numbers at `size`, element by element; below the normal range it stays."""
+    _, exponent = np.frexp(np.maximum(size, 2.0**-126))
+    return np.asarray(np.ldexp(1.0, exponent - 8))
 
 
 def unequal_share(x: Array, exact: Array) -> float:
@@ -69,12 +74,6 @@ def projection_misses(x: Array, hidden: Array, W: Array, form: str) -> tuple[int
     return int(differ.sum()), int((differ[:, columns] & ~inside).sum())
 
 
-def _norms(x: Array, exact: Array, axis: tuple[int, ...] | None) -> tuple[Array, Array]:
-    exact = to_float(exact, np.float64)
-    difference = to_float(x, np.float64) - exact
-    return np.sqrt(np.square(difference).sum(axis)), np.sqrt(np.square(exact).sum(axis))
-
-
 def _ratio(error: Array, size: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error == 0, 0.0, error / size)
@@ -84,13 +83,13 @@ def _ratio(error: Array, size: Array) -> Array:
 # ---- rollouts: errors of every head at one token, and what follows from them over many ----
 
 
-def frobenius(x: Array, axes: int | tuple[int, ...]) -> Array:
-    """The Frobenius norm over `axes`: sqrt(sum(x * x))."""
+def frobenius(x: Array, axes: int | tuple[int, ...] | None) -> Array:
+    """The Frobenius norm over `axes`, None for all: sqrt(sum(x * x))."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(np.sqrt(np.square(to_float(x, np.float64)).sum(axis=axes)))
 
 
-def norm_error(x: Array, exact: Array, axes: int | tuple[int, ...], size: Array | None = None) -> Array:
+def norm_error(x: Array, exact: Array, axes: int | tuple[int, ...] | None, size: Array | None = None) -> Array:
     """|x - exact| / size in Frobenius norms over `axes`; size: |exact| unless given, such as the largest so far.
 
     0 where both are equal, whatever the size; infinity where `x` is not finite, or only the size is 0.

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdn_kernels import backends, sample
+from gdn_kernels.latency import tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -157,8 +158,7 @@ def takeaway(text: str) -> None:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Display a table, its first column to the left and the others to the right."""
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-    text = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    text = tables.table(headings, [[str(cell) for cell in row] for row in rows], markdown=True)
     _display(text, "text/markdown", text)
 
 

@@ -24,7 +24,7 @@ L2_EPS = 1e-6  # a constant of the model family, added to the sum of squares; no
 # No stage warns. Legal input overflows where infinity is right: a decay rate exp(A_log), whose exp(g) is then 0, and in
 # float32 a sum of squares, whose rsqrt is then 0. A value too large for the format it is rounded to (a window of 1e39)
 # is an infinity too, and NaNs follow from it.
-quiet = np.errstate(over="ignore", invalid="ignore")
+quiet = np.errstate(over="ignore", invalid="ignore", under="ignore")
 
 
 def sigmoid(x: Array) -> Array:

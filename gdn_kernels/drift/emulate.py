@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gdn_kernels import reference
 from gdn_kernels.dims import BlockDims
 from gdn_kernels.drift.recurrence import loops
 from gdn_kernels.drift.steps import Projected, convolved
@@ -25,8 +26,6 @@ from gdn_kernels.weights import BlockWeights
 TAP, KEY, VALUE, MEAN_SQUARE = (np.float32(2.0**power) for power in (60, 44, 100, 96))
 L2_EPS, SOFTPLUS_TAIL, LARGEST_EXPONENT, LN2 = (np.float32(x) for x in (1e-6, -20.0, 80.0, 0.6931472))
 ONE = np.float32(1)
-
-quiet = np.errstate(over="ignore", invalid="ignore", under="ignore")
 
 
 def head_tile(Hk: int, gqa: int, K: int) -> int:
@@ -49,14 +48,14 @@ class Kernel:
         self.A_log, self.dt_bias = _clamp(weights.A_log, VALUE), _clamp(weights.dt_bias, VALUE)
         self.gain, self.norm_eps = _clamp(weights.norm_weight, VALUE), np.float32(weights.norm_eps)
 
-    @quiet
+    @reference.quiet
     def project(self, hidden: Array, first: int) -> Projected:
         """See `steps.Decoder`. Fp32; qkv rounded to the form's dtype."""
         columns = hidden.reshape(*hidden.shape[:2], 128, -1).astype(np.float64)  # [n, B, 128, R]
         qkv, z, a, b = (_project(columns, W) for W in self.W)
         return Projected(round_to(qkv, self.form), z, a, b)
 
-    @quiet
+    @reference.quiet
     def steps(self, projected: Projected, window: Array, first: int) -> Array:
         """See `steps.Decoder`. Fp32, rounded to the form's dtype."""
         dims, tokens = self.dims, len(projected.qkv)

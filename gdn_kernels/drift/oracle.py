@@ -13,8 +13,6 @@ from gdn_kernels.dtypes import Array, to_float
 from gdn_kernels.policy import Roundings
 from gdn_kernels.weights import BlockWeights
 
-quiet = np.errstate(over="ignore", invalid="ignore", under="ignore")
-
 
 class Rounded:
     """float64 steps of one layer, with the roundings of a policy; a `steps.Decoder`. S: float64.
@@ -35,7 +33,7 @@ class Rounded:
         self.formats, self.keys = format_table(self.policy, seed)
         self.norms = np.zeros((0, *self.S.shape[:2]))
 
-    @quiet
+    @reference.quiet
     def project(self, hidden: Array, first: int) -> Projected:
         """See `steps.Decoder`. Sites: window, z, a, b."""
         n, B, H = hidden.shape
@@ -46,7 +44,7 @@ class Rounded:
         ]
         return Projected(*parts)
 
-    @quiet
+    @reference.quiet
     def steps(self, projected: Projected, window: Array, first: int) -> Array:
         """See `steps.Decoder`. float64. Sites: all the others."""
         dims, policy, tokens = self.dims, seeded(self.policy, self.seed, first), len(projected.qkv)

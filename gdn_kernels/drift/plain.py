@@ -11,6 +11,7 @@ import numpy as np
 from gdn_kernels.drift.noise import hashed, site_key, stochastic_bf16
 from gdn_kernels.dtypes import Array, round_to
 from gdn_kernels.policy import BF16_SR, Roundings
+from gdn_kernels.reference import quiet
 
 VALUE = np.float32(2.0**100)  # the kernel's bound on memory reads
 
@@ -36,7 +37,7 @@ def format_table(policy: Roundings, seed: int) -> tuple[tuple[Format, ...], tupl
     return formats, tuple(np.uint64(site_key(seed, site)) for site in SITES)
 
 
-@np.errstate(over="ignore", invalid="ignore", under="ignore")
+@quiet
 def kernel_steps(
     S: Array, q: Array, k: Array, v: Array, decay_beta: Array, split: Array, dots: Array, n: int, o: Array
 ) -> None:
@@ -76,7 +77,7 @@ def _read(x: Array, S: Array, n: int) -> Array:
     return np.maximum(np.minimum(total, VALUE), -VALUE)
 
 
-@np.errstate(over="ignore", invalid="ignore", under="ignore")
+@quiet
 def rounded_steps(
     S: Array,
     q: Array,
