@@ -21,6 +21,8 @@ BLOCK_SHAPES: Layout = {
     "norm_weight": ("V",),
     "recurrent_state": ("B", "Hv", "K", "V"),
 }
+# Those that are all bf16 or, in the fp32 form, all fp32; the others are always fp32.
+BLOCK_FORMED = ("hidden", "W_in_qkv", "W_in_z", "W_in_a", "W_in_b", "conv_state")
 TKG_SHAPES: Layout = {
     "q": ("BH", "K"),
     "k": ("BH", "K"),

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gdn_kernels import backends, pools
-from gdn_kernels.dims import CONV1D_SHAPES, TKG_SHAPES, BlockDims, resolve
+from gdn_kernels.dims import BLOCK_FORMED, CONV1D_SHAPES, TKG_SHAPES, BlockDims, resolve
 
 SMALLEST_EPS = 2.0**-87  # below it rsqrt(0 + eps) leaves the valid range of the Scalar engine's rsqrt
 FORMS = ("bfloat16", "float32")
@@ -97,10 +97,7 @@ def gdn_block_tkg(
         "norm_weight": norm_weight,
         "recurrent_state": recurrent_state,
     }
-    described = _describe(arguments)
-    formed = ("hidden", "W_in_qkv", "W_in_z", "W_in_a", "W_in_b", "conv_state")
-    _check_dtypes(described, formed)
-    _check_memory(described, backend)
+    described = _checked(arguments, BLOCK_FORMED, backend)
     dims = BlockDims.from_shapes(**{name: argument.shape for name, argument in described.items()})
     _check_options(norm_eps, lnc)
     _check_part(layer_Hk, dims.Hk)
@@ -176,9 +173,7 @@ def gdn_block_tkg_slots(
         "norm_weight": norm_weight,
         "recurrent_pool": recurrent_pool,
     }
-    described = _describe(arguments)
-    _check_dtypes(described, ("hidden", "W_in_qkv", "W_in_z", "W_in_a", "W_in_b", "conv_pool"))
-    _check_memory(described, backend)
+    described = _checked(arguments, pools.FORMED, backend)
     B, count = pools.check_shapes({name: argument.shape for name, argument in described.items()})
     _check_options(norm_eps, lnc)
     pools.check_memory(arguments)
@@ -239,9 +234,7 @@ def gdn_tkg(
         "norm_weight": norm_weight,
         "state_in": state_in,
     }
-    described = _describe(arguments)
-    _check_dtypes(described, ("q", "k", "v", "z"))
-    _check_memory(described, backend)
+    described = _checked(arguments, ("q", "k", "v", "z"), backend)
     sizes = resolve(TKG_SHAPES, {name: argument.shape for name, argument in described.items()})
     _check_size("q", "K", sizes["K"], 1, 128)
     _check_size("v", "V", sizes["V"], 1, 128)
@@ -275,9 +268,7 @@ def gdn_conv1d_decode(
         ValueError, gdn_kernels.BackendUnavailable: as `gdn_block_tkg`.
     """
     arguments = {"x": x, "conv_state": conv_state, "conv_weight": conv_weight}
-    described = _describe(arguments)
-    _check_dtypes(described, ("x", "conv_state"))
-    _check_memory(described, backend)
+    described = _checked(arguments, ("x", "conv_state"), backend)
     sizes = resolve(CONV1D_SHAPES, {name: argument.shape for name, argument in described.items()})
     _check_size("conv_weight", "K_win", sizes["K_win"], 2, 8)
     _check_size("x", "C", sizes["C"], 1, None)
@@ -286,6 +277,14 @@ def gdn_conv1d_decode(
         return _empty(x), _empty(conv_state)
     results = backends.run("gdn_conv1d_decode", arguments, lnc, backend)
     return results[0], results[1]
+
+
+def _checked(arguments: Mapping[str, Any], formed: Sequence[str], backend: str) -> dict[str, _Argument]:
+    """Every argument described, once kinds, dtypes and memory are known to fit; `formed` are in the form's dtype."""
+    described = _describe(arguments)
+    _check_dtypes(described, formed)
+    _check_memory(described, backend)
+    return described
 
 
 def _describe(arguments: Mapping[str, Any]) -> dict[str, _Argument]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gdn_kernels.dims import BLOCK_SHAPES, BlockDims, Layout, resolve
+from gdn_kernels.dims import BLOCK_FORMED, BLOCK_SHAPES, BlockDims, Layout, resolve
 
 PADDING = -1  # the slot of a row that isn't a sequence
 LARGEST = 2**31 - 1  # elements; no document says how an address known at run time goes beyond 32 bits
@@ -24,6 +24,8 @@ NAMES = {"conv_state": "conv_pool", "recurrent_state": "recurrent_pool"}
 SHAPES: Layout = {
     NAMES.get(name, name): ("slots", *shape[1:]) if name in NAMES else shape for name, shape in BLOCK_SHAPES.items()
 }
+
+FORMED = tuple(NAMES.get(name, name) for name in BLOCK_FORMED)
 
 Slots = npt.NDArray[np.int32]
 

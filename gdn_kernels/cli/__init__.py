@@ -23,6 +23,10 @@ COMMANDS = {
 }
 
 
+class BadOption(Exception):
+    """An option that argparse cannot check by itself."""
+
+
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(installed_version())

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gdn_kernels import backends
+from gdn_kernels.cli import BadOption
 
 DTYPES = {"auto": "auto", "bf16": "bfloat16", "fp32": "float32"}
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
-
-
-class BadInput(Exception):
-    """Something that argparse cannot check by itself."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -51,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         if error.name not in ("torch", "transformers"):
             raise
         print(f"gdn-kernels generate: {error.name} is missing: pip install 'gdn-kernels[hf]'", file=sys.stderr)
-    except (BadInput, backends.BackendUnavailable) as error:
+    except (BadOption, backends.BackendUnavailable) as error:
         print(f"gdn-kernels generate: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("gdn-kernels generate: interrupted", file=sys.stderr)
@@ -66,14 +63,14 @@ def _run(args: argparse.Namespace) -> int:
     from gdn_kernels.agreement import Greedy, agreement, greedy
 
     if args.tokens < 1:
-        raise BadInput(f"--tokens: expected 1 or more, got {args.tokens}")
+        raise BadOption(f"--tokens: expected 1 or more, got {args.tokens}")
     backend = hf.choose(args.backend)
     model, tokenizer = _load(args)
     prompt = _prompt(args, tokenizer, model.config)
     try:
         hf.patch(model, backend=backend)
     except ValueError as error:
-        raise BadInput(str(error)) from error
+        raise BadOption(str(error)) from error
     report = {
         "checkpoint": str(args.checkpoint),
         "model": type(model).__name__,
@@ -117,7 +114,7 @@ def _load(args: argparse.Namespace) -> tuple[Any, Any]:
     import transformers
 
     if not (args.checkpoint / "config.json").is_file():
-        raise BadInput(f"--checkpoint: expected a folder with config.json, got {args.checkpoint}")
+        raise BadOption(f"--checkpoint: expected a folder with config.json, got {args.checkpoint}")
     options = {"local_files_only": True}
     try:
         load = transformers.AutoModelForCausalLM.from_pretrained
@@ -125,7 +122,7 @@ def _load(args: argparse.Namespace) -> tuple[Any, Any]:
         has_tokenizer = any((args.checkpoint / name).is_file() for name in TOKENIZERS)
         tokenizer = transformers.AutoTokenizer.from_pretrained(args.checkpoint, **options) if has_tokenizer else None
     except (OSError, ValueError, ImportError) as error:
-        raise BadInput(f"--checkpoint: transformers could not load {args.checkpoint}: {error}") from error
+        raise BadOption(f"--checkpoint: transformers could not load {args.checkpoint}: {error}") from error
     return model.eval(), tokenizer
 
 
@@ -134,14 +131,14 @@ def _prompt(args: argparse.Namespace, tokenizer: Any, config: Any) -> list[int]:
         try:
             ids = [int(number) for number in args.prompt_ids.split(",")]
         except ValueError:
-            raise BadInput(f"--prompt-ids: expected numbers such as 1,2,3, got {args.prompt_ids!r}") from None
+            raise BadOption(f"--prompt-ids: expected numbers such as 1,2,3, got {args.prompt_ids!r}") from None
     else:
         ids = list(args.prompt.encode()) if tokenizer is None else tokenizer(args.prompt)["input_ids"]
     size = config.get_text_config().vocab_size
     if not ids:
-        raise BadInput("--prompt: expected at least one token, got none")
+        raise BadOption("--prompt: expected at least one token, got none")
     if not 0 <= min(ids) <= max(ids) < size:
-        raise BadInput(f"--prompt: expected tokens from 0 to {size - 1}, got {min(ids)} to {max(ids)}")
+        raise BadOption(f"--prompt: expected tokens from 0 to {size - 1}, got {min(ids)} to {max(ids)}")
     return ids
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gdn_kernels.backends import BackendUnavailable
+from gdn_kernels.cli import BadOption
 from gdn_kernels.drift import runs, store, sweep
 from gdn_kernels.drift.config import BACKENDS, STREAMS, RolloutConfig
 from gdn_kernels.drift.recurrence import hint
@@ -24,10 +25,6 @@ from gdn_kernels.weights import CheckpointError
 
 FOLDER = Path("build/drift")
 """Of checkpoints and of a sweep's results, where --save names no other place."""
-
-
-class BadOption(Exception):
-    """An option that argparse cannot check by itself."""
 
 
 def add_parser(subparsers: Any) -> None:

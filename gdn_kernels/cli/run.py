@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdn_kernels import backends, metrics, ops, plots, reference, sample
+from gdn_kernels.cli import BadOption
 from gdn_kernels.dtypes import is_bfloat16, to_float
 from gdn_kernels.policy import UNROUNDED
 from gdn_kernels.weights import BlockWeights, CheckpointError
@@ -87,10 +88,6 @@ class Decode:
 Kernel = Callable[..., tuple[Array, Array, Array]]
 
 
-class BadOption(Exception):
-    """An option that argparse cannot check by itself."""
-
-
 def add_parser(subparsers: Any) -> None:
     """Add `run` to the command line."""
     parser = subparsers.add_parser(
@@ -105,7 +102,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--layer", type=int, metavar="N", help="which layer of the checkpoint; counts from 0")
     parser.add_argument("--steps", type=int, default=64, help="decode steps (default 64; the sample has 64)")
-    parser.add_argument("--backend", default="auto", choices=("auto", "trn2", "simulate", "interpreter"))
+    parser.add_argument("--backend", default="auto", choices=("auto", *backends.NAMES))
     parser.add_argument("--lnc", type=int, choices=(1, 2), help="cores a kernel runs on")
     parser.add_argument(
         "--out", type=Path, default=Path("build"), metavar="DIR", help="where the figure goes (default build)"

@@ -4,12 +4,10 @@ from math import prod
 
 import numpy as np
 
-from gdn_kernels.dims import BLOCK_SHAPES, BlockDims
+from gdn_kernels.dims import BLOCK_FORMED, BLOCK_SHAPES, BlockDims
 from gdn_kernels.dtypes import bfloat16
 from gdn_kernels.interpreter.dry import Spec
 from gdn_kernels.timeline.costs import Costs
-
-FORMED = ("hidden", "W_in_qkv", "W_in_z", "W_in_a", "W_in_b", "conv_state")
 
 
 def argument_specs(dims: BlockDims, B: int) -> dict[str, Spec]:
@@ -18,7 +16,7 @@ def argument_specs(dims: BlockDims, B: int) -> dict[str, Spec]:
     specs = {}
     for name, symbols in BLOCK_SHAPES.items():
         shape = tuple(s if isinstance(s, int) else sizes[s] if s in sizes else getattr(dims, s) for s in symbols)
-        specs[name] = Spec(shape, bfloat16() if name in FORMED else np.dtype(np.float32))
+        specs[name] = Spec(shape, bfloat16() if name in BLOCK_FORMED else np.dtype(np.float32))
     return specs
 
 
