@@ -89,6 +89,26 @@ def greedy(
     return run
 
 
+def logits_along(model: Any, input_ids: Any, tokens: list[Array], *, attention_mask: Any = None) -> Array:
+    """What a model makes of a given text: its logits [tokens, B, vocabulary] float64 before each of `tokens`.
+
+    Args:
+        input_ids, attention_mask: [B, length], as for `greedy`.
+        tokens: [B] each, as in `Greedy.tokens`; they are taken one at a time, whatever the model would have chosen.
+    """
+    given = _Given(tokens)
+    mask = input_ids.new_ones(input_ids.shape) if attention_mask is None else attention_mask
+    model.generate(
+        input_ids=input_ids,
+        attention_mask=mask,
+        max_new_tokens=len(tokens),
+        do_sample=False,
+        num_beams=1,
+        logits_processor=[given],
+    )
+    return np.stack(given.logits).astype(np.float64)
+
+
 def agreement(run: Greedy, reference: Greedy) -> list[Agreement]:
     """How far each row of `run` agrees with `reference`, whose margins count; over the tokens that both have."""
     count = min(len(run.tokens), len(reference.tokens))
@@ -127,6 +147,19 @@ class _Margins:
         self.run.margins.append(margins)
         self.run.steps.append(steps)
         return scores
+
+
+@dataclass
+class _Given:
+    """A logits processor that leaves one token a row to choose."""
+
+    tokens: list[Array]
+    logits: list[Array] = field(default_factory=list)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        token = input_ids.new_tensor(self.tokens[len(self.logits)])[:, None]  # [B, 1]
+        self.logits.append(scores.float().cpu().numpy())
+        return scores.new_full(scores.shape, -np.inf).scatter(1, token, 0.0)
 
 
 @dataclass

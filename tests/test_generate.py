@@ -64,7 +64,7 @@ def test_json_with_a_comparison(checkpoint: Path, capsys: pytest.CaptureFixture[
     assert generate("--checkpoint", checkpoint, "--prompt", "Hi", "--tokens", 16, "--json", "--compare") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["prompt_ids"] == list(b"Hi") and report["tokens"] == expected(checkpoint, list(b"Hi"), 16)
-    assert report["compare"] == {"tokens": 16, "equal": 16, "first": None, "margin": None, "steps": None}
+    assert report["compare"] == {"tokens": 16, "equal": 16, "first": None, "margin": None, "steps": None, "flip": None}
     assert (report["backend"], report["dtype"], report["patched_layers"]) == ("torch", "float32", 3)
 
 
@@ -94,6 +94,27 @@ def test_a_difference_is_reported_with_the_references_margin(
     assert generate("--checkpoint", checkpoint, "--prompt-ids", "5,6,7", "--compare") == 0
     printed = capsys.readouterr().out
     assert re.search(r"of 64 tokens equal .* the first other one is number [2-5],.* [\d.]+ bf16 steps", printed)
+
+
+def test_the_first_flip_of_a_router_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_model("qwen3_next").save_pretrained(tmp_path)
+
+    def printed(ids: str, *more: str) -> str:
+        words = ("--checkpoint", tmp_path, "--prompt-ids", ids, "--compare", "--tokens", 8, *more)
+        assert generate(*words) == 0
+        return capsys.readouterr().out
+
+    none = "routers  chose the same experts as long as the text was the same"
+    assert none in printed("1,2,3")
+    block = torch_block.gdn_block_tkg
+    monkeypatch.setattr(torch_block, "gdn_block_tkg", lambda hidden, **rest: block(-hidden, **rest))
+    first = r"number 2, .*\nrouters  first chose other experts for token number 2, in model\.layers\.0\..* 0\.325 apart"
+    assert re.search(first, printed("1,2,3"))
+    flip = json.loads(printed("1,2,3", "--json"))["compare"]["flip"]
+    assert flip == {"token": 1, "router": "model.layers.0.mlp.gate", "margin": pytest.approx(0.325, abs=0.001)}
+    assert none in printed("5,6,7")  # the text is another one before
 
 
 @pytest.mark.parametrize("as_json", [False, True])

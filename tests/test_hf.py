@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,15 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from gdn_kernels import backends, hf, torch_block  # noqa: E402
-from gdn_kernels.agreement import Greedy, agreement, greedy  # noqa: E402
-from gdn_kernels.small_models import KINDS, prompts, small_model  # noqa: E402
+from gdn_kernels.agreement import Agreement, Greedy, agreement, greedy, logits_along  # noqa: E402
+from gdn_kernels.routing import Flip, first_flips, recorded, replayed  # noqa: E402
+from gdn_kernels.small_models import KINDS, default_model, prompts, small_model  # noqa: E402
 from gdn_kernels.weights import PrecisionWarning  # noqa: E402
 
 TOKENS = 64
-BATCHES = {"qwen3_5": (1, 2, 3, 5), "qwen3_5_moe": (1, 5), "qwen3_next": (1, 2, 3, 5)}  # of fp32 models
+BATCHES = (1, 2, 3, 5)
+LIMIT = 4  # bf16 steps: a bf16 run may take another token where the margin is at most this
+ROUTER_LIMIT = LIMIT * 2**-7  # the same of a router's logits, whose largest are between 1 and 2
 BLOCK = torch_block.gdn_block_tkg
 
 
@@ -34,14 +39,15 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """A small model of a kind, as transformers loads it from a checkpoint that it saved itself; each is made once."""
-    loaded: dict[tuple[str, str], Any] = {}
+    loaded: dict[Any, Any] = {}
 
-    def load(kind: str, dtype: str = "float32", all_experts: bool = False) -> Any:
-        if (kind, dtype) not in loaded:
+    def load(kind: str, dtype: str = "float32", make: Callable[..., Any] = small_model, **sizes: Any) -> Any:
+        key = (kind, dtype, make, str(sizes))
+        if key not in loaded:
             folder = tmp_path_factory.mktemp(kind)
-            small_model(kind, all_experts=all_experts, dtype=getattr(torch, dtype)).save_pretrained(folder)
-            loaded[kind, dtype] = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-        return hf.unpatch(loaded[kind, dtype])
+            make(kind, dtype=getattr(torch, dtype), **sizes).save_pretrained(folder)
+            loaded[key] = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        return hf.unpatch(loaded[key])
 
     return load
 
@@ -75,24 +81,92 @@ def layers(model: Any) -> list[Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_fp32_models_give_the_same_tokens(saved: Callable[..., Any], kind: str, padded: bool) -> None:
     model = saved(kind)
-    for batch in BATCHES[kind]:
+    for batch in BATCHES:
         reference = decode(model, batch, padded)
         with patched(model):
             assert same_tokens(decode(model, batch, padded), reference)
         assert len({int(token) for tokens in reference.tokens for token in tokens}) > 20  # no text that repeats itself
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of a patched run beside the unpatched one: as they are, with the unpatched one's experts, and the routers'
+    first flip."""
+
+    plain: Agreement
+    replay: Agreement
+    flip: Flip | None
+
+    def decided(self) -> bool:
+        """Whether it took another token where the reference was decided. At a large margin it may do so only if a
+        router had been undecided, and if it doesn't with the reference's experts."""
+        if not beyond(self.plain):
+            return False
+        undecided = self.flip is not None and self.flip.margin <= ROUTER_LIMIT
+        return beyond(self.replay) or not undecided
+
+
+def beyond(row: Agreement) -> bool:
+    return row.steps is not None and row.steps > LIMIT
+
+
+def compared(model: Any, batch: int, padded: bool, fault: AbstractContextManager[Any] | None = None) -> list[Row]:
+    """`fault`: what to do to the patched model."""
+    with recorded(model) as routing:
+        reference = decode(model, batch, padded)
+    with patched(model), fault or nullcontext():
+        with recorded(model) as own_routing:
+            plain = replay = agreement(decode(model, batch, padded), reference)
+        if routing and any(map(beyond, plain)):
+            with replayed(model, routing):
+                replay = agreement(decode(model, batch, padded), reference)
+    return [Row(*of_row) for of_row in zip(plain, replay, first_flips(own_routing, routing, plain), strict=True)]
+
+
+NO_EXPERTS = {"mlp_only_layers": [0, 1, 2, 3]}
+# Fewer batches, to save time, of the two that differ from another case in their experts alone.
+ModelCase = tuple[str, Callable[..., Any], dict[str, Any], tuple[int, ...]]
+BF16_MODELS: dict[str, ModelCase] = {
+    "qwen3_5": ("qwen3_5", small_model, {}, BATCHES),
+    "qwen3_5, default values": ("qwen3_5", default_model, {}, BATCHES),
+    "qwen3_5_moe": ("qwen3_5_moe", small_model, {}, (2, 5)),
+    "qwen3_next": ("qwen3_next", small_model, {}, BATCHES),
+    "qwen3_next, default values": ("qwen3_next", default_model, {"seed": 2}, BATCHES),  # a seed that needs no excuse
+    "qwen3_next without experts": ("qwen3_next", small_model, NO_EXPERTS, (5,)),
+}
+
+
 @pytest.mark.filterwarnings("ignore::gdn_kernels.weights.PrecisionWarning")
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "left-padded"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_bf16_models_part_where_the_reference_was_undecided(saved: Callable[..., Any], kind: str, padded: bool) -> None:
-    model = saved(kind, "bfloat16", all_experts=True)
-    for batch in (1, 2, 3, 5):
-        reference = decode(model, batch, padded)
-        with patched(model):
-            rows = agreement(decode(model, batch, padded), reference)
-        assert [row for row in rows if row.steps is not None and row.steps > 4] == []
-        assert max(row.first or row.tokens for row in rows) > 4
+@pytest.mark.parametrize("name", BF16_MODELS)
+def test_bf16_models_part_where_the_reference_was_undecided(saved: Callable[..., Any], name: str, padded: bool) -> None:
+    """Plain `generate()` and 4 bf16 steps, without an excuse where there are no experts.
+
+    With experts, a row at a larger margin is excused by a router, see `Row.decided`. Over 10 seeds with our values and
+    as many with the default ones, 2 to 10 % of the rows needed that; at or before every one of these a router had
+    flipped at a margin of at most 0.013, and with the reference's experts no row parted beyond 3 steps.
+
+    In our values a layer adds half as much as a random one would. With the whole, rows parted at up to 6 steps with the
+    same experts; in the two looked at, the same weights in fp32 had the two tokens less than one step apart.
+    """
+    kind, make, sizes, batches = BF16_MODELS[name]
+    model = saved(kind, "bfloat16", make, **sizes)
+    for batch in batches:
+        rows = compared(model, batch, padded)
+        assert [row for row in rows if row.decided()] == []
+        assert max(row.plain.first or row.plain.tokens for row in rows) > 4
+
+
+@pytest.mark.filterwarnings("ignore::gdn_kernels.weights.PrecisionWarning")
+def test_bf16_logits_are_no_further_from_exact_ones(saved: Callable[..., Any]) -> None:
+    """The reference rounds too: in fp32 the same weights are nearer to the patched model than to the unpatched one."""
+    model, inputs = saved("qwen3_5", "bfloat16"), prompts(5)
+    tokens = decode(model, 5, False).tokens
+    exact = logits_along(copy.deepcopy(model).float(), tokens=tokens, **inputs)  # [tokens, B, vocabulary]
+    own = np.square(logits_along(model, tokens=tokens, **inputs) - exact).mean()
+    with patched(model):
+        ours = np.square(logits_along(model, tokens=tokens, **inputs) - exact).mean()
+    assert 0 < ours < own
 
 
 @pytest.mark.parametrize("heads", [(3, 3, 32, 64), (1, 5, 64, 32), (3, 6, 128, 16)], ids=str)
@@ -190,6 +264,76 @@ def test_a_fault_in_the_block_changes_tokens(
 
 def _faulty(fault: Callable[..., Any], hidden: Any, **arguments: Any) -> Any:
     return fault({"hidden": hidden, **arguments}, BLOCK(hidden, **arguments))
+
+
+@pytest.fixture(scope="module")
+def square_bf16() -> tuple[Any, Greedy]:
+    model = small_model("qwen3_5", Hk=2, Hv=4, K=32, V=32, dtype=torch.bfloat16)
+    return model, decode(model, 5, True)
+
+
+@pytest.mark.filterwarnings("ignore::gdn_kernels.weights.PrecisionWarning")
+@pytest.mark.parametrize("fault", [transposed, rows_swapped, a_column_short, state_not_kept])
+def test_a_fault_in_the_block_shows_in_bf16(
+    square_bf16: tuple[Any, Greedy], fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, reference = square_bf16
+    monkeypatch.setattr(torch_block, "gdn_block_tkg", lambda hidden, **rest: _faulty(fault, hidden, **rest))
+    with patched(model):
+        assert any(map(beyond, agreement(decode(model, 5, True), reference)))
+
+
+@pytest.mark.filterwarnings("ignore::gdn_kernels.weights.PrecisionWarning")
+def test_no_router_excuses_a_fault_in_the_block(saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_block, "gdn_block_tkg", lambda hidden, **rest: _faulty(state_not_kept, hidden, **rest))
+    rows = compared(saved("qwen3_next", "bfloat16"), 3, False)
+    assert any(beyond(row.replay) for row in rows) and any(row.decided() for row in rows)
+
+
+@contextmanager
+def left_out(model: Any, token: int) -> Iterator[None]:
+    """The router of the second layer takes, at one token, the experts that it would have left out."""
+    calls = itertools.count()
+
+    def other(router: Any, inputs: Any, outputs: Any) -> Any:
+        if next(calls) % TOKENS != token:
+            return outputs
+        logits, weights, _ = outputs
+        return logits, weights, logits.topk(weights.shape[1], largest=False).indices
+
+    handle = model.model.layers[1].mlp.gate.register_forward_hook(other)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@pytest.mark.filterwarnings("ignore::gdn_kernels.weights.PrecisionWarning")
+def test_a_decided_router_excuses_nothing_and_the_replay_takes_its_choice_back(saved: Callable[..., Any]) -> None:
+    model = saved("qwen3_next", "bfloat16")
+    rows = compared(model, 3, False, left_out(model, 2))
+    assert all(row.flip and row.flip.token <= 2 for row in rows)
+    assert any(row.decided() for row in rows) and not any(beyond(row.replay) for row in rows)
+
+
+# ---- the routers' choices ----
+
+
+def test_replayed_experts_are_weighted_as_the_model_does(saved: Callable[..., Any]) -> None:
+    for kind in ("qwen3_5_moe", "qwen3_next"):
+        router = saved(kind).model.layers[0].mlp.gate
+        hidden = torch.randn(7, 128, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad(), recorded(router) as routing:
+            own = router(hidden)
+        with torch.no_grad(), replayed(router, routing):
+            torch.testing.assert_close(router(hidden), own)
+        with torch.no_grad(), recorded(router) as routing:
+            router(-hidden)
+        with torch.no_grad(), replayed(router, routing):
+            others = router(hidden)
+        expected = own[0].softmax(-1).gather(-1, others[2])
+        torch.testing.assert_close(others[1], expected / expected.sum(-1, keepdim=True))
+        assert torch.equal(others[2], routing[""][0].experts) and not torch.equal(others[2], own[2])
 
 
 def test_unmasked_padding_changes_tokens(square_model: tuple[Any, Greedy]) -> None:

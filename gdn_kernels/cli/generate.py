@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def _run(args: argparse.Namespace) -> int:
 
     from gdn_kernels import hf
     from gdn_kernels.agreement import Greedy, agreement, greedy
+    from gdn_kernels.routing import first_flips, recorded
 
     if args.tokens < 1:
         raise BadOption(f"--tokens: expected 1 or more, got {args.tokens}")
@@ -85,18 +87,20 @@ def _run(args: argparse.Namespace) -> int:
 
     ids, run, reference, start = torch.tensor([prompt]), Greedy(), Greedy(), time.perf_counter()
     shown = _Shown(say, tokenizer, run)
-    finished = _finished(lambda: greedy(model, ids, tokens=args.tokens, into=run, show=shown))
+    with ExitStack() as until_done:
+        routing = until_done.enter_context(recorded(model)) if args.compare else {}
+        finished = _finished(lambda: greedy(model, ids, tokens=args.tokens, into=run, show=shown))
     seconds = time.perf_counter() - start
     say(f"\n{len(run.tokens)} tokens in {seconds:.1f} s{'' if finished else ', interrupted'}")
     if args.compare and finished:
-        finished = _finished(lambda: greedy(hf.unpatch(model), ids, tokens=len(run.tokens), into=reference))
-    found = agreement(run, reference)
-    for row in found:
-        say(_sentence(row))
+        with recorded(model) as own_routing:
+            finished = _finished(lambda: greedy(hf.unpatch(model), ids, tokens=len(run.tokens), into=reference))
+    rows = agreement(run, reference)
+    compare = _compared(say, rows[0], first_flips(routing, own_routing, rows)[0], bool(routing)) if rows else None
     if args.json:
         text = None if tokenizer is None else tokenizer.decode(run.row())
         report |= {"tokens": run.row(), "text": text, "seconds": round(seconds, 3), "interrupted": not finished}
-        print(json.dumps({**report, "compare": asdict(found[0]) if found else None}))
+        print(json.dumps({**report, "compare": compare}))
     return 0 if finished else 130
 
 
@@ -159,6 +163,14 @@ class _Shown:
             self.length = len(text)
 
 
+def _compared(say: Callable[..., None], found: Any, flip: Any, has_experts: bool) -> dict[str, Any]:
+    """Say how far the texts agree; the same as a dictionary."""
+    say(_sentence(found))
+    if has_experts:
+        say(_router_sentence(flip))
+    return {**asdict(found), "flip": None if flip is None else asdict(flip)}
+
+
 def _sentence(found: Any) -> str:
     equal = f"compare  {found.equal} of {found.tokens} tokens equal to transformers' own"
     if found.first is None:
@@ -166,4 +178,13 @@ def _sentence(found: Any) -> str:
     return (
         f"{equal}; the first other one is number {found.first + 1}, where its two best were {found.margin:.3g} "
         f"apart, {found.steps:.3g} bf16 steps"
+    )
+
+
+def _router_sentence(flip: Any) -> str:
+    if flip is None:
+        return "routers  chose the same experts as long as the text was the same"
+    return (
+        f"routers  first chose other experts for token number {flip.token + 1}, in {flip.router}, where the last one "
+        f"taken and the first one left out were {flip.margin:.3g} apart, as logits"
     )
