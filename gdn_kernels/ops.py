@@ -156,9 +156,9 @@ def gdn_block_tkg_slots(
     copied into the pools: declare the results aliases of the pools there, or every step copies them. Unproven on a
     device, like everything of the two Neuron backends.
 
-    Modelled, Qwen3.5-35B-A3B, above `gdn_block_tkg`: 0.4 % at B = 1, 4.0 % at 8, 2.9 % at 32 on one core; 0.7, 2.9 and
-    3.4 % on two. With a compiler that lets every load from a pool wait for all earlier stores to it, as it doesn't know
-    the slots: 0.4, 2.1 and 55 %; 0.7, 2.0 and 56 %.
+    Modelled, Qwen3.5-35B-A3B, above `gdn_block_tkg`: 0.2 % at B = 1 and 8, 1.9 % at 32 on one core; 0.4, 0.2 and 2.0 %
+    on two. A compiler that lets every load from a pool wait for all earlier stores to it, as it doesn't know the slots,
+    would make a large batch much slower.
     """
     arguments = {
         "hidden": hidden,

@@ -166,7 +166,7 @@ def gantt_figure(schedules: Sequence[Schedule], title: str) -> Figure:
     figure.legend(
         handles=[Patch(color=colours[stage], label=stage) for stage in stages],
         loc="outside lower center",
-        ncols=min(len(stages), 7),
+        ncols=len(stages) if len(stages) <= 7 else (len(stages) + 1) // 2,
         frameon=False,
         fontsize="small",
     )

@@ -55,16 +55,13 @@ def _update_of(view: Callable[..., Any], product: bool) -> Callable[..., None]:
             is_moving_onezero=True,
             accumulate=False,
         )
-        change = buffers.changes.next()
-        nisa.activation(dst=change, op=nl.copy, data=S[:, slot, :], scale=split[:, slot, 0, column : column + 1])
-        for s in range(n):
-            key = kq[:, s, 1, key_column : key_column + 1]
-            dst = S[:, slot, s * V : (s + 1) * V] if product else change[:, s, :]
-            nisa.scalar_tensor_tensor(
-                dst=dst, data=rows, op0=nl.multiply, operand0=key, op1=nl.add, operand1=change[:, s, :]
-            )
+        written = nl.ndarray((P, n, V), dtype=nl.float32, buffer=nl.psum)
+        key = view(kq, P, kq.shape[3] + key_column, [[2 * kq.shape[3], n], [0, V]])
+        nisa.tensor_tensor(dst=written, data1=view(rows, P, 0, [[0, n], [1, V]]), data2=key, op=nl.multiply)
+        change, state = buffers.changes.next(), S[:, slot, :]
+        nisa.activation(dst=change, op=nl.copy, data=state, scale=split[:, slot, 0, column : column + 1])
+        nisa.tensor_tensor(dst=state if product else change, data1=written, data2=change, op=nl.add)
         if not product:
-            state = S[:, slot, :]
             nisa.tensor_tensor(dst=state, data1=state, data2=change, op=nl.add, engine=nisa.engine.gpsimd)
 
     return update

@@ -6,7 +6,7 @@ from arguments import Arguments, block_arguments, check_block, form_dtype, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gdn_kernels import BlockDims, gdn_block_tkg, reference
+from gdn_kernels import BlockDims, backends, gdn_block_tkg, reference
 
 PER_ROW = ("hidden", "conv_state", "recurrent_state")
 
@@ -23,6 +23,8 @@ SHAPES = {
     "one key head, odd values": BlockDims(128, 1, 3, 64, 40, 8),
     "one head": BlockDims(128, 1, 1, 128, 128, 4),
     "many values": BlockDims(128, 1, 34, 16, 8, 4),
+    "two keys, many values": BlockDims(128, 2, 36, 16, 8, 4),
+    "three keys, many values": BlockDims(128, 3, 60, 16, 8, 4),
     "odd widths": BlockDims(128, 2, 2, 7, 5, 6),
 }
 
@@ -74,6 +76,25 @@ def test_batches_are_tiled_and_each_row_is_that_row_alone(B: int) -> None:
     for row in {0, 1, B // 2, B - 1}:
         alone = gdn_block_tkg(**rows(arguments, PER_ROW, slice(row, row + 1)))
         assert same_bytes(alone, tuple(result[row : row + 1] for result in results))
+
+
+@pytest.mark.parametrize("B", [12, 26, 43])
+@pytest.mark.parametrize(("Hk", "gqa"), [(16, 1), (8, 4), (6, 1), (4, 3), (5, 2)])
+def test_batches_that_divide_nothing(Hk: int, gqa: int, B: int) -> None:
+    """Transposes hold 128 rows and banks 512 columns: a batch cuts the heads of a group into runs for both."""
+    arguments = block_arguments(BlockDims(128, Hk, Hk * gqa, 16, 8, 4), B)
+    check_block(arguments, gdn_block_tkg(**arguments))
+
+
+def test_runs_of_heads_hold_every_head_once_within_a_bank_and_a_transpose() -> None:
+    layout = backends.interpreted("gdn_block_tkg").function.__globals__["plan_of"].__globals__
+    for heads in range(1, layout["GROUP_HEADS"] + 1):
+        for B in range(1, layout["BATCH_TILE"] + 1):
+            runs = layout["runs_of_heads"](heads, B)
+            assert [head for first, count in runs for head in range(first, first + count)] == list(range(heads))
+            bank = layout["BANK"] // B
+            for first, count in runs:
+                assert count * B <= layout["COLUMNS"] and first // bank == (first + count - 1) // bank
 
 
 def test_the_widest_group_fits_the_memories() -> None:

@@ -36,7 +36,7 @@ def times() -> dict[str, list[float]]:
 
 def test_the_kernels_form_costs_little(times: dict[str, list[float]]) -> None:
     for (model, B), mine, product in zip(CASES, times["ours"], times["ours_product"], strict=True):
-        assert product <= mine <= product * (1.0001 if B == 1 else 1.03), (model, B)
+        assert product <= mine <= product * (1.08 if model.endswith("0.8B") else 1.0001), (model, B)
 
 
 def median(stream: str, tokens: int, policy: str) -> np.ndarray:

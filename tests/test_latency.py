@@ -138,38 +138,51 @@ def test_a_dry_launch_records_what_a_real_one_does(lnc: int) -> None:
 # ---- growth ----
 
 
-@pytest.fixture(scope="module")
-def batches() -> dict[int, Modelled]:
-    return over_batch(MODELS[LARGE].dims)
+@pytest.fixture(scope="module", params=[1, 2], ids=["LNC 1", "LNC 2"])
+def batches(request: pytest.FixtureRequest) -> dict[int, Modelled]:
+    return over_batch(MODELS[LARGE].dims, request.param)
 
 
 def test_nothing_grows_faster_than_the_batch(batches: dict[int, Modelled]) -> None:
     assert list(batches) == list(BATCHES)
     for B in BATCHES[:-1]:
         once, twice = batches[B], batches[2 * B]
-        assert twice.instructions <= 2 * once.instructions + 200
+        assert twice.instructions <= 2 * once.instructions
         assert twice.sbuf_peak_bytes <= min(2 * once.sbuf_peak_bytes, 192 << 10)
-        assert twice.modelled_us <= 2 * once.modelled_us
 
 
-def test_time_keeps_its_distance_from_the_floor_at_every_batch(batches: dict[int, Modelled]) -> None:
-    assert max(case.ratio for case in batches.values()) <= 1.25
+def test_time_grows_no_faster_with_the_batch_than_the_bytes_that_move(batches: dict[int, Modelled]) -> None:
+    first = batches[1]
+    for case in batches.values():
+        assert case.modelled_us / first.modelled_us <= case.hbm_bytes / first.hbm_bytes
+        assert case.ratio <= first.ratio
 
 
-def test_nothing_grows_faster_than_the_hidden_size() -> None:
-    sizes = over_hidden(MODELS[LARGE].dims)
+@pytest.mark.parametrize("name", FAMILY.values())
+def test_other_models_keep_near_that(name: str) -> None:
+    """In the smallest, Vector and GpSimd are nearly as busy as the DMA engines at large B, and they wait in turn."""
+    for B in (16, 43, 64):
+        assert modelled(name, B, 1).ratio <= 1.12 * modelled(name, 1, 1).ratio
+
+
+@pytest.mark.parametrize("B", [1, 8])
+def test_nothing_grows_faster_than_the_hidden_size(B: int) -> None:
+    sizes = over_hidden(MODELS[LARGE].dims, B)
+    first = sizes[min(sizes)]
+    for case in sizes.values():
+        assert case.modelled_us / first.modelled_us <= case.hbm_bytes / first.hbm_bytes
+        assert case.ratio <= first.ratio
     for H in list(sizes)[:-1]:
         once, twice = sizes[H], sizes[2 * H]
-        assert twice.instructions <= 2 * once.instructions + 200
+        assert twice.instructions <= 2 * once.instructions
         assert twice.sbuf_peak_bytes <= 2 * once.sbuf_peak_bytes
-        assert twice.modelled_us <= 2 * once.modelled_us
 
 
 # ---- sensitivity ----
 
 
 def test_the_sensitivity_table_starts_from_the_model_and_moves_with_the_constants() -> None:
-    cases = ((LARGE, 1, 1), ("Qwen3.5-0.8B", 1, 2))
+    cases = ((LARGE, 1, 1), ("Qwen3.5-0.8B", 8, 2))
     rows = sensitivity(cases)
     assert rows[0].ratios == pytest.approx([modelled(*case).ratio for case in cases])
     by_change = {row.change: row.ratios for row in rows}

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import nki
 import nki.language as nl
 
-from gdn_kernels.kernels.conv1d import Span, WindowRows, conv1d, conv_columns, load_rows, row_tiles
+from gdn_kernels.kernels.conv1d import Span, WindowRows, conv1d
 from gdn_kernels.kernels.delta_rule import StateBuffers, StateRows, delta_rule, state_buffers
 from gdn_kernels.kernels.gated_norm import gate, normalise, store_heads
-from gdn_kernels.kernels.gates import gates_of, keys_of
+from gdn_kernels.kernels.gates import block_diagonal, gates_of, keys_of
 from gdn_kernels.kernels.in_proj import (
     head_banks,
     hidden_columns,
@@ -24,9 +24,20 @@ from gdn_kernels.kernels.in_proj import (
     resident_weight,
     weight_ring,
 )
-from gdn_kernels.kernels.layout import COLUMNS, Layout, core_heads, destination, group_of, plan_of, summed_like, view
+from gdn_kernels.kernels.layout import (
+    Layout,
+    core_heads,
+    destination,
+    group_of,
+    plan_of,
+    runs_of_heads,
+    summed_like,
+    view,
+)
 from gdn_kernels.kernels.parameters import Parameters, load_parameters, parameter_column
 from gdn_kernels.kernels.rings import Ring
+from gdn_kernels.kernels.rows import RowBuffers, row_buffers, rows_in
+from gdn_kernels.kernels.taps import Taps, head_taps, key_taps
 
 
 @dataclass
@@ -70,18 +81,29 @@ class Inputs(nl.NKIObject):
 
 
 @dataclass
+class Kept(nl.NKIObject):
+    """What stays in SBUF for the whole kernel: the parameters, the conv taps, the buffers that weights, windows and
+    states stream through, and the `gates.block_diagonal` of a group's keys."""
+
+    parameters: Parameters
+    taps: Taps
+    weights: Ring
+    rows: RowBuffers
+    states: StateBuffers
+    wide: nl.ndarray
+
+
+@dataclass
 class Step(nl.NKIObject):
     """One batch tile, sequences [b0, b0 + B): hidden as columns [128, R, B], where its windows and states are (such as
-    a Batch), the layout of its groups, the parameters, and the buffers that weights and states stream through."""
+    a Batch), the layout of its groups, and what is kept from tile to tile."""
 
     columns: nl.ndarray
     batch: nl.NKIObject
     b0: int
     B: int
     layout: Layout
-    parameters: Parameters
-    weights: Ring
-    states: StateBuffers
+    kept: Kept
 
 
 @nki.jit
@@ -118,31 +140,32 @@ def decode(core_out, hidden, inputs, sequences, A_log, dt_bias, norm_weight, nor
     """The step for all of hidden [batch, 1, H]; windows and states in `sequences`, such as a Batch."""
     batch = hidden.shape[0]
     _, Hv, K, V = inputs.recurrent_state.shape
-    Hk = (inputs.conv_weight.shape[0] - Hv * V) // (2 * K)
+    conv_dim, K_win = inputs.conv_weight.shape
+    Hk = (conv_dim - Hv * V) // (2 * K)
     cores, core = nl.num_programs(axes=0), nl.program_id(axis=0)
     mine = core_heads(Hk, Hv // Hk, cores, core)
-    plan = plan_of(Hk, Hv, K, V, hidden.shape[2], batch, hidden.dtype, mine, cores)
+    plan = plan_of(Hk, Hv, K, V, hidden.shape[2], K_win, batch, hidden.dtype, mine, cores)
     layout = summed_like(plan.layout, max(Hk, layer_Hk), Hv // Hk, K)
     parameters = load_parameters(layout, A_log, dt_bias, norm_weight)
-    weights, states = weight_ring(hidden.dtype), state_buffers(layout, V, plan.B, plan.state_bytes)
+    kept = _kept(inputs, parameters, layout, plan, mine, hidden.dtype)
     inputs.W_in_a, inputs.W_in_b = resident_weight(inputs.W_in_a), resident_weight(inputs.W_in_b)
     for b0 in range(0, batch, plan.B):
         B = min(plan.B, batch - b0)
         rows = sequences.rows(b0, B)
         columns = hidden_columns(hidden, b0, B)
         rows.clear_unnamed(columns)
-        step = Step(columns, rows, b0, B, layout, parameters, weights, states)
+        step = Step(columns, rows, b0, B, layout, kept)
         normed = nl.ndarray((V, plan.groups, layout.heads(), B), dtype=nl.float32, buffer=nl.sbuf)
         for index in range(plan.groups):
             group = group_of(mine, layout, Hv // Hk, index)
-            if group.opens:
-                windows = rows.windows(group.spare_keys, cores == 2 and Hk == 1)
-                keys = _keys(step, inputs, windows, group.key_head)
-            v = _values(step, inputs, rows.windows(group.spare_values, False), group.h0)
             gates = _gates(step, inputs, group.h0, V)
+            if group.opens:
+                shared = cores == 2 and Hk == 1
+                keys = _keys(step, inputs, rows.windows(group.spare_keys, shared), group, index)
+            v = _values(step, inputs, rows.windows(group.spare_values, False), group.h0, index)
             here = normed[:, index, :, :]
             at = rows.states(group.spare_values)
-            delta_rule(here, v, keys, gates, parameters.identity, layout, at, group.h0, states)
+            delta_rule(here, v, keys, gates, parameters.identity, layout, at, group.h0, kept.states)
             normalise(here, parameters, norm_eps)
         # All of z last: its weights stream in while the last states are updated and leave.
         for index in range(plan.groups):
@@ -151,8 +174,28 @@ def decode(core_out, hidden, inputs, sequences, A_log, dt_bias, norm_weight, nor
             _finish(step, inputs, normed[:, index, :, :], out, group.h0, index == plan.groups - 1)
 
 
-def _keys(step, inputs, windows, key_head):
-    """Stages 1 to 3 for q and k of one group."""
+def _kept(inputs, parameters, layout, plan, mine, dtype):
+    """What is loaded once, and all buffers."""
+    _, Hv, K, V = inputs.recurrent_state.shape
+    conv_dim, K_win = inputs.conv_weight.shape
+    key_dim, heads = (conv_dim - Hv * V) // 2, layout.heads()
+    first = group_of(mine, layout, Hv // (key_dim // K), 0)
+    taps = Taps(
+        key_taps(inputs.conv_weight, layout, first.key_head, mine.keys, key_dim, K),
+        head_taps(inputs.conv_weight, 2 * key_dim + first.h0 * V, plan.groups * heads, V, 4),
+    )
+    return Kept(
+        parameters,
+        taps,
+        weight_ring(dtype, plan.chunks),
+        row_buffers(layout.n, K, V, K_win, len(runs_of_heads(heads, plan.B)), dtype),
+        state_buffers(layout, V, plan.B, plan.state_bytes),
+        block_diagonal(layout, layout.G * plan.B),
+    )
+
+
+def _keys(step, inputs, windows, group, index):
+    """Stages 1 to 3 for q and k of a group, the core's `index`th."""
     layout, B = step.layout, step.B
     n, G, P = layout.n, layout.G, layout.partitions()
     _, Hv, K, V = inputs.recurrent_state.shape
@@ -160,14 +203,15 @@ def _keys(step, inputs, windows, key_head):
     key_dim = (conv_dim - Hv * V) // 2
     acc = nl.ndarray((P, n, 2, G * B), dtype=nl.float32, buffer=nl.psum)
     for kind in range(2):
-        c0 = kind * key_dim + key_head * K
-        project_keys(acc, kind, inputs.W_in_qkv, c0, layout, step.columns, step.weights)
-    # A row is a tile's channels of q or of k; rows by tile, then q and k, then sequence.
-    width, tile = n * K * taps, key_head // n
-    weight_rows = row_tiles(tile, G, 2, False, n, layout.lanes, taps, nl.float32)
-    load_rows(weight_rows, inputs.conv_weight, [[key_dim * taps, 2], [1, width]], tile * width, width)
-    rows = row_tiles(tile, G, 2 * B, False, n, layout.lanes, taps, inputs.conv_state.dtype)
-    span = Span(tile * width, 2, key_dim * taps, width, width)
+        c0 = kind * key_dim + group.key_head * K
+        project_keys(acc, kind, inputs.W_in_qkv, c0, layout, step.columns, step.kept.weights)
+    # A row is a tile's channels of q or of k, of one sequence; a block those of all sequences.
+    width, starts = n * K * taps, []
+    for tile in range(G):
+        for kind in range(2):
+            starts.append((kind * key_dim + group.key_head * K) * taps + tile * width)
+    span = Span(starts, 1, width)
+    rows = rows_in(step.kept.rows.keys.next(), index, 2 * G, B, False, n, layout.lanes, taps)
     windows.load(rows, span)
     c = nl.ndarray((P, n, 2, G * B), dtype=nl.float32, buffer=nl.sbuf)
     outputs, fresh = [], []
@@ -175,33 +219,34 @@ def _keys(step, inputs, windows, key_head):
         by_row = [[B, G], [G * B, 2], [1, B]]
         outputs.append(view(c, P, s * 2 * G * B, by_row))
         fresh.append(view(acc, P, s * 2 * G * B, by_row))
-    moved = conv1d(outputs, rows, fresh, conv_columns(weight_rows), 0, B)
+    moved = conv1d(outputs, rows, fresh, step.kept.taps.keys, 2 * group.tile, B, step.kept.rows.keys.next())
     windows.store(moved, span)
-    return keys_of(c, step.parameters.mask, step.parameters.identity, layout, K, V)
+    return keys_of(c, step.kept.wide, step.kept.parameters.mask, step.kept.parameters.identity, layout, K, V)
 
 
-def _values(step, inputs, windows, h0):
-    """Stages 1 and 2 for v of one group: [V, heads, B]."""
+def _values(step, inputs, windows, h0, index):
+    """Stages 1 and 2 for v of the core's group `index`: [V, heads, B]."""
     B, heads, G = step.B, step.layout.heads(), step.layout.G
     _, Hv, _, V = inputs.recurrent_state.shape
     conv_dim, taps = inputs.conv_weight.shape
     c0, width = conv_dim - Hv * V + h0 * V, V * taps  # first channel; elements of a row, one head's channels
     accs = head_banks(heads, V, B)
-    project_heads(accs, inputs.W_in_qkv, c0, heads, V, step.columns, step.weights, False)
-    in_tile = heads // G
-    weight_rows = row_tiles(h0 // heads, G, in_tile, True, 1, V, taps, nl.float32)
-    load_rows(weight_rows, inputs.conv_weight, [[width, in_tile], [1, width]], c0 * taps, in_tile * width)
-    weights = conv_columns(weight_rows)
+    project_heads(accs, inputs.W_in_qkv, c0, heads, V, step.columns, step.kept.weights, False)
     v = nl.ndarray((V, heads, B), dtype=nl.float32, buffer=nl.sbuf)
     per_bank = accs[0].shape[1]
-    at_once = min(COLUMNS // B, per_bank)  # heads whose rows fit one transpose; with G > 1 all of them
-    for h in range(0, heads, at_once):
-        count = min(at_once, heads - h, per_bank - h % per_bank)
-        rows = row_tiles((h0 + h) // at_once, G, count // G * B, True, 1, V, taps, inputs.conv_state.dtype)
-        span = Span((c0 + h * V) * taps, count // G, width, width, count // G * width)
+    runs = runs_of_heads(heads, B)
+    for i in range(len(runs)):
+        h, count = runs[i]
+        blocks = G if count % G == 0 else 1
+        in_block, starts = count // blocks, []
+        for block in range(blocks):
+            starts.append((c0 + (h + block * in_block) * V) * taps)
+        span = Span(starts, in_block, width)
+        rows = rows_in(step.kept.rows.values.next(), index + i, blocks, in_block * B, True, 1, V, taps)
         windows.load(rows, span)
         fresh = accs[h // per_bank][:, h % per_bank : h % per_bank + count, :]
-        moved = conv1d([v[:, h : h + count, :]], rows, [fresh], weights, h, B)
+        new = step.kept.rows.values.next()
+        moved = conv1d([v[:, h : h + count, :]], rows, [fresh], step.kept.taps.values, index * heads + h, B, new)
         windows.store(moved, span)
     return v
 
@@ -213,16 +258,16 @@ def _gates(step, inputs, h0, V):
     project_scalars(a, inputs.W_in_a, Hv, h0, heads, step.columns)
     b = nl.ndarray((heads, step.B), dtype=nl.float32, buffer=nl.psum)
     project_scalars(b, inputs.W_in_b, Hv, h0, heads, step.columns)
-    A_log = parameter_column(step.parameters.A_log, h0, heads)
-    dt_bias = parameter_column(step.parameters.dt_bias, h0, heads)
-    return gates_of(a, b, A_log, dt_bias, step.parameters.identity, step.layout, V)
+    A_log = parameter_column(step.kept.parameters.A_log, h0, heads)
+    dt_bias = parameter_column(step.kept.parameters.dt_bias, h0, heads)
+    return gates_of(a, b, A_log, dt_bias, step.kept.parameters.identity, step.layout, V)
 
 
 def _finish(step, inputs, normed, core_out, h0, last):
     """Stages 1 and 5 for z of one group: core_out [batch, Hv * V] of its heads."""
     V, heads, B = normed.shape
     z = head_banks(heads, V, B)
-    project_heads(z, inputs.W_in_z, h0 * V, heads, V, step.columns, step.weights, last)
+    project_heads(z, inputs.W_in_z, h0 * V, heads, V, step.columns, step.kept.weights, last)
     out = nl.ndarray(normed.shape, dtype=core_out.dtype, buffer=nl.sbuf)
     gate(out, normed, z)
     step.batch.clear_unnamed(out)

@@ -13,80 +13,18 @@ import nki.language as nl
 from gdn_kernels.kernels.finite import TAP, clamp
 from gdn_kernels.kernels.layout import COLUMNS, bank_columns, view
 from gdn_kernels.kernels.queues import load, store
-
-
-@dataclass
-class Rows(nl.NKIObject):
-    """Conv taps or windows as they lie in HBM, a row a partition: the channels of a block one after the other,
-    `taps` elements a channel. Channel j*K + n*i + s goes to lane (j, i), key row s.
-
-    `blocks` times `count` rows, in partitions start + offset + block * spacing onwards. Engines read from `start`,
-    which is legal for them, over `span` partitions; those between the blocks hold zeros.
-    """
-
-    tile: nl.ndarray
-    start: int
-    offset: int
-    spacing: int
-    blocks: int
-    count: int
-    n: int
-    lanes: int
-    taps: int
-
-    def span(self):
-        return self.offset + (self.blocks - 1) * self.spacing + self.count
-
-    def total(self):
-        return self.blocks * self.count
-
-    def block(self, block):
-        """The rows of one block, for a DMA."""
-        first = self.start + self.offset + block * self.spacing
-        return self.tile[first : first + self.count, :]
-
-    def everything(self):
-        """All rows with the partitions between them, for an engine."""
-        return self.tile[self.start : self.start + self.span(), :]
-
-    def lane_taps(self, s, tap):
-        """One tap of key row s of every lane, [span, n, lanes]."""
-        n, lanes, taps = self.n, self.lanes, self.taps
-        pattern = [[n * lanes * taps, n], [n * taps, lanes]]
-        return view(self.tile, self.span(), s * taps + tap, pattern, self.start)
-
-
-def row_tiles(index, blocks, count, shift, n, lanes, taps, dtype):
-    """Room for Rows, where they keep different DMA engines busy: an engine serves 8 partitions, so rows that all
-    started at partition 0 would keep one waiting for sixteen (modelled, Qwen3.5-35B-A3B, B = 1: 4 us).
-
-    Several blocks spread over all partitions, from the middle of their share if `shift`. A single block starts in a
-    quadrant that moves on with the index.
-    """
-    start, offset, spacing = 0, 0, count
-    if blocks > 1:
-        spacing = 128 // blocks // 8 * 8
-        if shift and count <= spacing // 2:
-            offset = spacing // 2
-    elif count <= 32:
-        start = index % 4 * 32
-    rows = Rows(None, start, offset, spacing, blocks, count, n, lanes, taps)
-    rows.tile = nl.ndarray((start + rows.span(), n * n * lanes * taps), dtype=dtype, buffer=nl.sbuf)
-    if rows.total() < rows.span():
-        nisa.memset(dst=rows.everything(), value=0.0, engine=nisa.engine.gpsimd)
-    return rows
+from gdn_kernels.kernels.rows import row_tile, rows_in
+from gdn_kernels.kernels.taps import head_taps
 
 
 @dataclass
 class Span(nl.NKIObject):
-    """Which elements of every sequence's window [conv_dim, taps] are rows of a block: `count` runs of `width` elements,
-    `step` elements apart, from `first` onwards; of the next block `apart` elements further on."""
+    """Which elements of every sequence's window [conv_dim, taps] are the rows of each block: `count` neighbouring runs
+    of `width` elements, from those of `starts` onwards."""
 
-    first: int
+    starts: list
     count: int
-    step: int
     width: int
-    apart: int
 
 
 @dataclass
@@ -100,61 +38,34 @@ class WindowRows(nl.NKIObject):
     B: int
 
     def load(self, rows, span):
-        load_rows(rows, self.source, self._pattern(span), self._offset(span), span.apart)
+        for block in range(rows.blocks):
+            load(rows.block(block), self._runs(self.source, span, block))
 
     def store(self, rows, span):
-        store_rows(self.target, rows, self._pattern(span), self._offset(span), span.apart)
+        for block in range(rows.blocks):
+            store(self._runs(self.target, span, block), rows.block(block))
 
-    def _pattern(self, span):
-        return [[span.step, span.count], [self._window(), self.B], [1, span.width]]
-
-    def _offset(self, span):
-        return self.b0 * self._window() + span.first
-
-    def _window(self):
-        return self.source.shape[1] * self.source.shape[2]
+    def _runs(self, windows, span, block):
+        """The rows of one block in HBM, [count, B, width]."""
+        window = windows.shape[1] * windows.shape[2]
+        pattern = [[span.width, span.count], [window, self.B], [1, span.width]]
+        return windows.ap(pattern=pattern, offset=self.b0 * window + span.starts[block])
 
 
-def load_rows(rows, source, pattern, offset, apart):
-    """Fill `rows` from HBM: block after block, each by the access pattern from `offset + block * apart`."""
-    for block in range(rows.blocks):
-        load(rows.block(block), source.ap(pattern=pattern, offset=offset + block * apart))
-
-
-def store_rows(target, rows, pattern, offset, apart):
-    """The way back of `load_rows`."""
-    for block in range(rows.blocks):
-        store(target.ap(pattern=pattern, offset=offset + block * apart), rows.block(block))
-
-
-def conv_columns(rows):
-    """Conv weights as columns [P, n, rows, taps] fp32."""
-    n, taps, span, P = rows.n, rows.taps, rows.span(), rows.n * rows.lanes
-    padded = bank_columns(span)
-    columns = nl.ndarray((P, n, rows.total(), taps), dtype=nl.float32, buffer=nl.sbuf)
-    for s in range(n):
-        turned = nl.ndarray((P, taps, padded), dtype=nl.float32, buffer=nl.psum)
-        for tap in range(taps):
-            nisa.nc_transpose(dst=turned[:, tap, 0:span], data=rows.lane_taps(s, tap))
-        of_row = view(columns, P, s * rows.total() * taps, [[1, taps], [taps, rows.total()]])
-        clamp(of_row, view(turned, P, rows.offset, [[padded, taps], [rows.spacing, rows.blocks], [1, rows.count]]), TAP)
-    return columns
-
-
-def conv1d(dst, rows, fresh, weights, first, B):
+def conv1d(dst, rows, fresh, weights, first, B, tile):
     """One conv step for every row (channel block x sequence) of `rows`; returns the Rows of the new window.
 
     dst:     n views [P, rows] fp32, the convolved and silu'd channels, key row s in dst[s]
     rows:    Rows of the incoming window; sequences fastest
     fresh:   n PSUM views [P, rows] fp32, the new column
-    weights: [P, n, channel blocks, taps] from conv_columns; this call's begin at `first`
+    weights: [P, n, channel blocks, taps], such as of `taps.Taps`; this call's begin at `first`
+    tile:    for the new window, like that of `rows`
 
         window = concat(conv_state[..., 1:], round(fresh));   c = silu(sum over taps of window * conv_weight)
     """
     taps, total, span, P, dtype = rows.taps, rows.total(), rows.span(), rows.n * rows.lanes, rows.tile.dtype
     channels = rows.tile.shape[1]
-    moved = Rows(None, rows.start, rows.offset, rows.spacing, rows.blocks, rows.count, rows.n, rows.lanes, taps)
-    moved.tile = nl.ndarray(rows.tile.shape, dtype=dtype, buffer=nl.sbuf)
+    moved = rows.on(tile)
     # Shifting whole rows by one element moves every channel's taps on in one contiguous copy; the last tap of each
     # channel gets its neighbour's dead column and is overwritten below.
     shifted, old = moved.everything()[:, 0 : channels - 1], rows.everything()[:, 1:channels]
@@ -163,10 +74,10 @@ def conv1d(dst, rows, fresh, weights, first, B):
     if total < span:
         nisa.memset(dst=newest, value=0.0)
     for s in range(rows.n):
-        window = nl.ndarray((P, total, taps), dtype=nl.float32, buffer=nl.sbuf)
+        window = nl.ndarray((P, total, taps), dtype=nl.float32, buffer=nl.psum)  # where Vector reads twice as fast
         _past_columns(window, rows, s)
         of_row = view(newest, P, s * span + rows.offset, [[rows.spacing, rows.blocks], [1, rows.count]])
-        nisa.tensor_copy(dst=of_row, src=fresh[s])  # the contract's rounding of the window
+        nisa.tensor_copy(dst=of_row, src=fresh[s], engine=nisa.engine.scalar)  # the contract's rounding of the window
         clamp(window[:, :, taps - 1], of_row, TAP)
         weighted = nl.ndarray((P, total, taps), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_tensor(
@@ -180,7 +91,7 @@ def conv1d(dst, rows, fresh, weights, first, B):
         nisa.activation(dst=dst[s], op=nl.silu, data=summed)
         turned = nl.ndarray((span, P), dtype=dtype, buffer=nl.psum)
         nisa.nc_transpose(dst=turned, data=newest[:, s, :])  # [P, span] -> [span, P]
-        nisa.tensor_copy(dst=moved.lane_taps(s, taps - 1), src=turned)
+        nisa.tensor_copy(dst=moved.lane_taps(s, taps - 1), src=turned, engine=nisa.engine.scalar)
     return moved
 
 
@@ -213,9 +124,7 @@ def gdn_conv1d_decode(x, conv_state, conv_weight):
                 nl.ndarray((B, C, 1), dtype=x.dtype, buffer=nl.private_hbm),
                 nl.ndarray((B, C, taps), dtype=x.dtype, buffer=nl.private_hbm),
             )
-        weight_row = row_tiles(0, 1, 1, False, 1, width, taps, nl.float32)
-        load(weight_row.block(0), conv_weight.reshape((1, C * taps))[:, c0 * taps : (c0 + width) * taps])
-        weights = conv_columns(weight_row)
+        weights = head_taps(conv_weight, c0, 1, width, 1)
         for b0 in range(0, B, COLUMNS):
             _conv_block(targets, x, conv_state, weights, c0, width, b0, min(COLUMNS, B - b0))
     return out, new_conv_state
@@ -226,7 +135,7 @@ def _conv_block(targets, x, conv_state, weights, c0, width, b0, B):
     out, new_conv_state = targets
     batch, C, taps = conv_state.shape
     dtype = x.dtype
-    rows = row_tiles(0, 1, B, False, 1, width, taps, dtype)
+    rows = rows_in(row_tile(width * taps, dtype), 0, 1, B, False, 1, width, taps)
     state_rows = (batch, C * taps)
     load(rows.block(0), conv_state.reshape(state_rows)[b0 : b0 + B, c0 * taps : (c0 + width) * taps])
     x_rows = nl.ndarray((B, width), dtype=dtype, buffer=nl.sbuf)
@@ -234,7 +143,7 @@ def _conv_block(targets, x, conv_state, weights, c0, width, b0, B):
     fresh = nl.ndarray((width, B), dtype=dtype, buffer=nl.psum)
     nisa.nc_transpose(dst=fresh, data=x_rows)  # [B, width] -> [width, B]
     c = nl.ndarray((width, B), dtype=nl.float32, buffer=nl.sbuf)
-    moved = conv1d([c], rows, [fresh], weights, 0, B)
+    moved = conv1d([c], rows, [fresh], weights, 0, B, row_tile(width * taps, dtype))
     store(new_conv_state.reshape(state_rows)[b0 : b0 + B, c0 * taps : (c0 + width) * taps], moved.block(0))
     rounded = nl.ndarray((width, B), dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=rounded, src=c)

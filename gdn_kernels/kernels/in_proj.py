@@ -8,16 +8,13 @@ owns one contiguous run of every weight matrix's rows and of hidden.
 import nki.isa as nisa
 import nki.language as nl
 
-from gdn_kernels.kernels.layout import BANK, BANK_BYTES, CHUNK_COLUMNS, WEIGHT_BYTES, bank_columns, itemsize, view
+from gdn_kernels.kernels.layout import BANK, BANK_BYTES, CHUNK_BYTES, CHUNK_COLUMNS, bank_columns, itemsize, view
 from gdn_kernels.kernels.queues import load, load_aside
 from gdn_kernels.kernels.rings import ring
 
-CHUNK_BYTES = 8192  # of one weight transfer, a partition: 1 MiB in all
-SLOTS = WEIGHT_BYTES // CHUNK_BYTES  # weight chunks in flight
 
-
-def weight_ring(dtype):
-    return ring(SLOTS, (128, CHUNK_BYTES // itemsize(dtype)), dtype, "weights")
+def weight_ring(dtype, chunks):
+    return ring(chunks, (128, CHUNK_BYTES // itemsize(dtype)), dtype, "weights")
 
 
 def hidden_columns(hidden, b0, B):

@@ -17,14 +17,22 @@ import nki.language as nl
 BATCH_TILE = 64  # sequences at once: q and k of a group, 2 * 4 * 64 fp32 columns, fill one PSUM bank
 GROUP_HEADS = 16  # value heads of a tile: 16 * 64 columns are two PSUM banks for v and two for z
 FREE_COLUMNS = 64  # an instruction on so many columns takes no longer than on one
+MANY_COLUMNS = (
+    256,
+    128,
+    FREE_COLUMNS,
+)  # for each head and sequence of a group, the more the better if states have room
 CHUNK_COLUMNS = 2048  # weight columns loaded at once: one fp32 row of them fills a weight buffer
 COLUMNS = 128  # rows or columns of one PE transpose
 BANK = 512  # fp32 columns of one PSUM bank
 BANK_BYTES = 2048
 SBUF_BYTES = 192 * 1024  # a partition, what every document grants
-WEIGHT_BYTES = 64 * 1024  # of it, for weights in flight
+CHUNK_BYTES = 8192  # of one weight transfer, a partition: 1 MiB in all
+MOST_CHUNKS = 8  # in flight, where states leave room
+LEAST_CHUNKS = 4
 BLOCKS = 4  # of states in SBUF, where they fit: two loading, one being read, one updated
 CHANGES = 8  # tiles of states under update
+MOST_ROWS = 4  # tiles of value windows coming in, and as many going out
 
 
 @dataclass
@@ -82,7 +90,7 @@ def summed_like(layout, layer_Hk, gqa, K):
     """The layout of a part of a layer, with sums over K rounded as in the whole layer of `layer_Hk` key heads, whose
     head tile may be wider: a rank's states then have the bytes that they have there.
 
-    Modelled, Qwen3.5 on four ranks and more: 0 to 7 % at B = 1, up to 17 % at 8 and 31 % at 32."""
+    Modelled, Qwen3.5 on four ranks and more: 0 to 8 % at B = 1, up to 23 % at 8 and 41 % at 32."""
     layout.classes = max(1, head_tile(layer_Hk, gqa, K) // layout.n)
     return layout
 
@@ -104,11 +112,12 @@ def core_heads(Hk, gqa, cores, core):
     return CoreHeads(0, 1, core * (gqa - values), values, False, second and gqa % 2 == 1, second)
 
 
-def layout_of(Hk, gqa, K, mine, cores, B):
+def layout_of(Hk, gqa, K, mine, cores, B, columns):
     """The layout of every group of a core for B sequences. Groups are equal, and a repeated head is one of its own.
 
-    Small batches take several tiles at once: at B = 1 the whole layer goes through the gates and norms in one pass,
-    which saves the fixed cost of some fifty instructions a tile (modelled, Qwen3.5-0.8B: 25 us of 84)."""
+    Small batches take several tiles at once, up to `columns` for their heads and sequences: at B = 1 the whole layer
+    goes through the gates and norms in one pass, which saves the fixed cost of some fifty instructions a tile
+    (modelled, Qwen3.5-0.8B: 25 us of 84), and the waits between them (at B = 16: 33 us of 190)."""
     n = head_tile(Hk, gqa, K)
     T = gqa
     if n == 1:
@@ -121,18 +130,21 @@ def layout_of(Hk, gqa, K, mine, cores, B):
     uneven = cores == 2 and Hk % 2 == 1
     if T == mine.values and not uneven:
         for more in range(2, tiles + 1):
-            if tiles % more == 0 and more * n * T * B <= FREE_COLUMNS and more * n * K <= CHUNK_COLUMNS:
+            few = more * n * T * B <= columns and more * B <= BATCH_TILE
+            if tiles % more == 0 and few and more * n * K <= CHUNK_COLUMNS:
                 G = more
     return Layout(n, K // n, G, T, 1)
 
 
 @dataclass
 class Group(nl.NKIObject):
-    """One group of a core: its first key head and value head. `opens`: its q and k are not those of the group before.
+    """One group of a core: its first key head and value head, and its first head tile among those of the core. `opens`:
+    its q and k are not those of the group before.
     `spare_keys`, `spare_values`: the other core writes the window of q and k, or all that belongs to value heads."""
 
     key_head: int
     h0: int
+    tile: int
     opens: bool
     spare_keys: bool
     spare_values: bool
@@ -145,6 +157,7 @@ def group_of(mine, layout, gqa, index):
     return Group(
         mine.first_key + key,
         (mine.first_key + key) * gqa + mine.first_value + t,
+        key // layout.n,
         t == 0,
         repeated or mine.shares_key,
         repeated or (mine.repeats_value and t == 0),
@@ -153,31 +166,64 @@ def group_of(mine, layout, gqa, index):
 
 @dataclass
 class Plan(nl.NKIObject):
-    """How a core goes through its work: sequences in tiles of `B`, heads in `groups` groups of one layout, and bytes of
-    SBUF a partition for states in flight."""
+    """How a core goes through its work: sequences in tiles of `B`, heads in `groups` groups of one layout, weights in
+    flight in `chunks` buffers, and bytes of SBUF a partition for states in flight."""
 
     layout: Layout
     groups: int
     B: int
+    chunks: int
     state_bytes: int
 
 
-def plan_of(Hk, Hv, K, V, H, batch, dtype, mine, cores):
+def plan_of(Hk, Hv, K, V, H, taps, batch, dtype, mine, cores):
     """The plan for a block. What bounds the batch tile is said here, once: q and k of a group fill a PSUM bank at 64
-    sequences, and SBUF must hold a group's tiles beside the weights in flight and three sequences' states."""
+    sequences, and SBUF must hold a group's tiles beside the weights in flight and three sequences' states. Before the
+    batch is cut, where every tile of it reads all weights, groups get smaller and fewer weights are in flight."""
     B = min(BATCH_TILE, batch)
     while True:
-        layout = layout_of(Hk, Hv // Hk, K, mine, cores, B)
-        groups = mine.keys // layout.keys() * (mine.values // layout.T)
-        # hidden, W_in_a, W_in_b; identity and parameters
-        resident = H // 128 * (B + 2 * Hv) * itemsize(dtype) + 8 * 1024
-        # some 6 tiles of a column for each head and sequence of a group, and one of every group that waits for its z;
-        # before the first group, whole rows of hidden; and what tiles of many sizes leave between them
-        working = max((6 + groups) * layout.heads() * B * 4, H * itemsize(dtype)) + 12 * 1024
-        state_bytes = SBUF_BYTES - WEIGHT_BYTES - resident - working
-        if B == 1 or state_bytes >= (CHANGES + 3 * layout.G * layout.T) * layout.n * V * 4:
-            return Plan(layout, groups, B, state_bytes)
+        for columns in MANY_COLUMNS:
+            layout = layout_of(Hk, Hv // Hk, K, mine, cores, B, columns)
+            groups = mine.keys // layout.keys() * (mine.values // layout.T)
+            free = SBUF_BYTES - _other_bytes(layout, groups, Hv, K, V, H, taps, B, dtype)
+            tile, chunks = layout.n * V * 4, MOST_CHUNKS
+            of_sequence = layout.G * layout.T * tile
+            wanted = CHANGES * tile + min(2 * BLOCKS, B) * of_sequence
+            if free - chunks * CHUNK_BYTES >= wanted:
+                return Plan(layout, groups, B, chunks, free - chunks * CHUNK_BYTES)
+        while chunks > LEAST_CHUNKS and free - chunks * CHUNK_BYTES < wanted:
+            chunks = chunks - 1
+        state_bytes = free - chunks * CHUNK_BYTES
+        if B == 1 or state_bytes >= CHANGES * tile + min(3, B) * of_sequence:
+            return Plan(layout, groups, B, chunks, state_bytes)
         B = (B + 1) // 2
+
+
+def _other_bytes(layout, groups, Hv, K, V, H, taps, B, dtype):
+    """Bytes of SBUF a partition for everything but weights and states in flight."""
+    # hidden, W_in_a, W_in_b; identity and parameters
+    resident = H // 128 * (B + 2 * Hv) * itemsize(dtype) + 8 * 1024
+    # some 6 tiles of a column for each head and sequence of a group, and one of every group that waits for its z;
+    # before the first group, whole rows of hidden; and what tiles of many sizes leave between them
+    working = max((6 + groups) * layout.heads() * B * 4, H * itemsize(dtype)) + 8 * 1024
+    tiles = len(runs_of_heads(layout.heads(), B))
+    return resident + working + row_buffer_bytes(layout.n, K, V, taps, tiles, dtype)
+
+
+def row_buffer_bytes(n, K, V, taps, tiles, dtype):
+    """Bytes a partition of `rows.row_buffers`."""
+    return 2 * taps * (n * K + min(tiles, MOST_ROWS) * V) * itemsize(dtype)
+
+
+def runs_of_heads(heads, B):
+    """(first head, count) of neighbouring heads of [V, heads, B] whose columns fit one transpose and lie in one bank of
+    `in_proj.head_banks`."""
+    per_bank, runs, first = BANK // B, [], 0
+    while first < heads:
+        count = min(COLUMNS // B, heads - first, per_bank - first % per_bank)
+        runs.append((first, count))
+        first = first + count
+    return runs
 
 
 def view(tile, partitions, offset, pattern, start=0):

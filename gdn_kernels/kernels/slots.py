@@ -158,7 +158,7 @@ class SlotWindows(nl.NKIObject):
         _, conv_dim, taps = self.pool.shape
         return self.pool.ap(
             pattern=[[conv_dim * taps, indices.column.shape[0]], [1, span.width]],
-            offset=span.first + block * span.apart + run * span.step,
+            offset=span.starts[block] + run * span.width,
             vector_offset=indices.column,
             indirect_dim=0,
         )

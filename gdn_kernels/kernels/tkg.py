@@ -7,8 +7,8 @@ import nki.language as nl
 from gdn_kernels.kernels.delta_rule import MOST_STATE_BYTES, StateRows, delta_rule, state_buffers
 from gdn_kernels.kernels.finite import VALUE, clamp
 from gdn_kernels.kernels.gated_norm import gate, normalise, store_heads
-from gdn_kernels.kernels.gates import gates_of, keys_of
-from gdn_kernels.kernels.layout import BATCH_TILE, COLUMNS, bank_columns, core_heads, layout_of, view
+from gdn_kernels.kernels.gates import block_diagonal, gates_of, keys_of
+from gdn_kernels.kernels.layout import BATCH_TILE, COLUMNS, FREE_COLUMNS, bank_columns, core_heads, layout_of, view
 from gdn_kernels.kernels.parameters import load_parameters, parameter_column
 from gdn_kernels.kernels.queues import load
 
@@ -25,7 +25,7 @@ def gdn_tkg(q, k, v, b, a, A_log, dt_bias, z, norm_weight, state_in, norm_eps):
     state_out = nl.ndarray((BH, K, V), dtype=nl.float32, buffer=nl.shared_hbm)
     cores, core = nl.num_programs(axes=0), nl.program_id(axis=0)
     mine = core_heads(Hv, 1, cores, core)  # every head brings its own q and k: gqa is 1
-    layout = layout_of(Hv, 1, K, mine, cores, BATCH_TILE)
+    layout = layout_of(Hv, 1, K, mine, cores, BATCH_TILE, FREE_COLUMNS)
     parameters = load_parameters(layout, A_log, dt_bias, norm_weight)
     buffers = state_buffers(layout, V, min(BATCH_TILE, batch), MOST_STATE_BYTES)
     for tile in range(mine.keys // layout.n):
@@ -38,7 +38,8 @@ def gdn_tkg(q, k, v, b, a, A_log, dt_bias, z, norm_weight, state_in, norm_eps):
         dt_column = parameter_column(parameters.dt_bias, h0, layout.n)
         for b0 in range(0, batch, BATCH_TILE):
             B = min(BATCH_TILE, batch - b0)
-            keys = keys_of(_key_lanes(q, k, layout, Hv, h0, b0, B), parameters.mask, parameters.identity, layout, K, V)
+            lanes, wide = _key_lanes(q, k, layout, Hv, h0, b0, B), block_diagonal(layout, layout.G * B)
+            keys = keys_of(lanes, wide, parameters.mask, parameters.identity, layout, K, V)
             a_rows = _head_rows(a, Hv, h0, layout.n, b0, B)
             b_rows = _head_rows(b, Hv, h0, layout.n, b0, B)
             gates = gates_of(a_rows, b_rows, A_column, dt_column, parameters.identity, layout, V)

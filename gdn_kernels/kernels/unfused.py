@@ -16,7 +16,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from gdn_kernels.kernels.conv1d import conv1d, conv_columns, load_rows, row_tiles, store_rows
+from gdn_kernels.kernels.conv1d import conv1d
 from gdn_kernels.kernels.delta_rule import MOST_STATE_BYTES, StateRows, delta_rule, state_buffers
 from gdn_kernels.kernels.finite import VALUE, clamp
 from gdn_kernels.kernels.gated_norm import gate, normalise, store_heads
@@ -24,6 +24,7 @@ from gdn_kernels.kernels.gates import (
     Gates,
     Keys,
     block_diagonal,
+    fill_block_diagonal,
     gates,
     l2norm,
     query_dot_key,
@@ -41,7 +42,9 @@ from gdn_kernels.kernels.in_proj import (
 from gdn_kernels.kernels.layout import (
     BATCH_TILE,
     COLUMNS,
+    FREE_COLUMNS,
     GROUP_HEADS,
+    MOST_CHUNKS,
     bank_columns,
     core_heads,
     destination,
@@ -51,6 +54,8 @@ from gdn_kernels.kernels.layout import (
 )
 from gdn_kernels.kernels.parameters import head_mask, identity_matrix, parameter_column
 from gdn_kernels.kernels.queues import load, load_aside, store
+from gdn_kernels.kernels.rows import row_tile, rows_in
+from gdn_kernels.kernels.taps import head_taps
 
 
 @nki.jit
@@ -65,7 +70,7 @@ def in_proj_stage(hidden, W_in_qkv, W_in_z, W_in_a, W_in_b, Hk):
     z = nl.ndarray((batch, value_dim), dtype=nl.float32, buffer=nl.shared_hbm)
     a = nl.ndarray((batch, Hv), dtype=nl.float32, buffer=nl.shared_hbm)
     b = nl.ndarray((batch, Hv), dtype=nl.float32, buffer=nl.shared_hbm)
-    weights = weight_ring(hidden.dtype)
+    weights = weight_ring(hidden.dtype, MOST_CHUNKS)
     W_a, W_b = resident_weight(W_in_a), resident_weight(W_in_b)
     for b0 in range(0, batch, BATCH_TILE):
         columns = hidden_columns(hidden, b0, min(BATCH_TILE, batch - b0))
@@ -88,13 +93,21 @@ def conv1d_stage(q, k, v, conv_state, conv_weight, Hk, Hv):
     """Raw q, k [B, Hk * K], v [B, Hv * V], conv_state [B, conv_dim, K_win], conv_weight [conv_dim, K_win] fp32 ->
     convolved q, k, v fp32 and new_conv_state."""
     new_conv_state = nl.ndarray(conv_state.shape, dtype=conv_state.dtype, buffer=nl.shared_hbm)
-    outputs, c0 = [], 0
-    for part in ((q, Hk), (k, Hk), (v, Hv)):
+    parts, taps, c0 = ((q, Hk), (k, Hk), (v, Hv)), [], 0
+    for part in parts:  # the taps of all heads first, so that windows need not wait for them
+        raw, number = part
+        for heads in _heads_of_core(number, GROUP_HEADS):
+            width = raw.shape[1] // number
+            taps.append(head_taps(conv_weight, c0 + heads.first * width, heads.count, width, 1))
+        c0 = c0 + raw.shape[1]
+    outputs, c0, done = [], 0, 0
+    for part in parts:
         raw, number = part
         convolved = nl.ndarray(raw.shape, dtype=nl.float32, buffer=nl.shared_hbm)
         for heads in _heads_of_core(number, GROUP_HEADS):
             target, window = destination(convolved, heads.spare), destination(new_conv_state, heads.spare)
-            _conv_heads(target, window, raw, conv_state, conv_weight, c0, heads, raw.shape[1] // number)
+            _conv_heads(target, window, raw, conv_state, taps[done], c0, heads, raw.shape[1] // number)
+            done = done + 1
         outputs.append(convolved)
         c0 = c0 + raw.shape[1]
     return outputs[0], outputs[1], outputs[2], new_conv_state
@@ -110,7 +123,7 @@ def gates_stage(q, k, a, b, A_log, dt_bias, Hk):
     decay_beta = nl.ndarray((Hv, 2, batch), dtype=nl.float32, buffer=nl.shared_hbm)
     split = nl.ndarray((Hv, 2, batch), dtype=nl.float32, buffer=nl.shared_hbm)
     mine = core_heads(Hk, Hv // Hk, nl.num_programs(axes=0), nl.program_id(axis=0))
-    layout = layout_of(Hk, Hv // Hk, K, mine, nl.num_programs(axes=0), min(BATCH_TILE, batch))
+    layout = layout_of(Hk, Hv // Hk, K, mine, nl.num_programs(axes=0), min(BATCH_TILE, batch), FREE_COLUMNS)
     mask = head_mask(identity_matrix(), layout)
     A_row, dt_row = _parameter_row(A_log), _parameter_row(dt_bias)
     for b0 in range(0, batch, BATCH_TILE):
@@ -144,7 +157,7 @@ def delta_rule_stage(q, k, v, decay_beta, split, recurrent_state):
     o = nl.ndarray(v.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     new_state = nl.ndarray(recurrent_state.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     mine = core_heads(Hk, Hv // Hk, nl.num_programs(axes=0), nl.program_id(axis=0))
-    layout = layout_of(Hk, Hv // Hk, K, mine, nl.num_programs(axes=0), min(BATCH_TILE, batch))
+    layout = layout_of(Hk, Hv // Hk, K, mine, nl.num_programs(axes=0), min(BATCH_TILE, batch), FREE_COLUMNS)
     identity = identity_matrix()
     mask = head_mask(identity, layout)
     buffers = state_buffers(layout, V, min(BATCH_TILE, batch), MOST_STATE_BYTES)
@@ -154,7 +167,9 @@ def delta_rule_stage(q, k, v, decay_beta, split, recurrent_state):
             group = group_of(mine, layout, Hv // Hk, index)
             if group.opens:
                 c = _key_lanes(q, k, layout, group.key_head, b0, B)
-                keys = Keys(c, block_diagonal(c, mask, layout), query_dot_key(c, mask, identity, layout, V))
+                wide = block_diagonal(layout, layout.G * B)
+                fill_block_diagonal(wide, c, mask, layout)
+                keys = Keys(c, wide, query_dot_key(c, mask, identity, layout, V))
             heads = layout.heads()
             decays, splits = _gate_lanes(decay_beta, group.h0, heads, b0, B), _gate_lanes(split, group.h0, heads, b0, B)
             lanes = Gates(to_value_lanes(decays, identity, V), to_key_lanes(splits, identity, layout))
@@ -248,26 +263,24 @@ def _project_scalars(target, weight, heads, columns, b0):
     store(destination(target, heads.spare)[b0 : b0 + B, heads.first : heads.first + heads.count], rows)
 
 
-def _conv_heads(target, window, raw, conv_state, conv_weight, c0, heads, width):
+def _conv_heads(target, window, raw, conv_state, weights, c0, heads, width):
     """The conv step of some heads of q, k or v, whose channels begin at c0 of the window."""
     batch, conv_dim, taps = conv_state.shape
     channel, run = c0 + heads.first * width, width * taps
-    weight_rows = row_tiles(0, 1, heads.count, False, 1, width, taps, nl.float32)
-    load_rows(weight_rows, conv_weight, [[run, heads.count], [1, run]], channel * taps, 0)
-    weights = conv_columns(weight_rows)
     for b0 in range(0, batch, BATCH_TILE):
         B = min(BATCH_TILE, batch - b0)
         c = nl.ndarray((width, heads.count, B), dtype=nl.float32, buffer=nl.sbuf)
         at_once = COLUMNS // B
         for h in range(0, heads.count, at_once):
             count = min(at_once, heads.count - h)
-            rows = row_tiles(h // at_once, 1, count * B, True, 1, width, taps, conv_state.dtype)
+            tile = row_tile(run, conv_state.dtype)
+            rows = rows_in(tile, h // at_once, 1, count * B, True, 1, width, taps)
             pattern = [[run, count], [conv_dim * taps, B], [1, run]]
             offset = (b0 * conv_dim + channel + h * width) * taps
-            load_rows(rows, conv_state, pattern, offset, 0)
+            load(rows.block(0), conv_state.ap(pattern=pattern, offset=offset))
             fresh = _turned_heads(raw, width, heads.first + h, count, b0, B)
-            moved = conv1d([c[:, h : h + count, :]], rows, [fresh], weights, h, B)
-            store_rows(window, moved, pattern, offset, 0)
+            moved = conv1d([c[:, h : h + count, :]], rows, [fresh], weights, h, B, row_tile(run, conv_state.dtype))
+            store(window.ap(pattern=pattern, offset=offset), moved.block(0))
         store_heads(target, c, b0, heads.first)
 
 
