@@ -30,11 +30,11 @@ def everything() -> dict[tuple[str, str, int], dict[int, store.Result]]:
     return found
 
 
-def errors(policy: str, stream: str, tokens: int, seeds: int = SEEDS) -> tuple[np.ndarray, np.ndarray]:
+def errors(policy: str, stream: str, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """tokens [records], state errors [seeds, records, heads]."""
     results = everything()[policy, stream, tokens]
-    assert sorted(results)[:seeds] == list(range(seeds))
-    found = [results[seed].records for seed in range(seeds)]
+    assert sorted(results) == list(range(SEEDS))
+    found = [results[seed].records for seed in range(SEEDS)]
     assert all(records["tokens"][-1] == tokens for records in found)
     return found[0]["tokens"], np.stack([records["state_error"] for records in found])
 
@@ -49,15 +49,17 @@ def test_ours_is_at_most_twice_the_best_fp32_state(stream: str) -> None:
     tokens, ours = errors("ours", stream, 131072)
     _, best = errors("exact", stream, 131072)
     ratio = ours.max(2) / best.max(2)  # the worst heads, [seeds, records]
-    # At the first tokens the best state has been rounded once, at 1e-8, and ours came through some operations more.
-    assert ratio[:, tokens >= 10].max() <= 2 and ratio.max() < 3
+    assert np.median(ratio, axis=0).max() <= 2  # at every token
+    # Each seed by itself: at its first token, and at 1e-8, the best has rounded once and ours on a dozen ways there.
+    assert ratio[:, tokens >= 2].max() <= 2 and ratio.max() < 2.5
+    assert (ours.max((1, 2)) <= 2 * best.max((1, 2))).all()
     assert np.median(ratio[:, -1]) <= 1.01
     assert 1e-4 < np.median(best[:, -1].max(1)) < 4e-3  # what nobody with an fp32 state can avoid
 
 
 def test_nkilib_is_flat() -> None:
-    for length, seeds in ((8192, SEEDS), (131072, 1)):
-        tokens, error = errors("nkilib", "independent", length, seeds)
+    for length in (8192, 131072):
+        tokens, error = errors("nkilib", "independent", length)
         middle = np.median(error, axis=(0, 2))[tokens >= 100]
         assert (middle > 2e-3).all() and (middle < 4e-3).all()
         assert abs(growth_exponent(tokens, np.median(error, axis=(0, 2)))) < 0.1
@@ -68,8 +70,9 @@ def test_bf16_state_grows_and_saturates() -> None:
     middle = np.median(error, axis=(0, 2))
     assert middle[tokens == 1] < 3e-3 and 1.5e-2 < middle[-1] < 2.5e-2
     assert 2.4e-2 < np.median(error[:, -1, LONG]) < 3e-2
-    tokens, error = errors("bf16_state", "independent", 131072, seeds=1)
-    assert abs(growth_exponent(tokens, np.median(error[0, :, LONG], axis=1))) < 0.03
+    tokens, error = errors("bf16_state", "independent", 131072)
+    assert abs(growth_exponent(tokens, np.median(error[:, :, LONG], axis=(0, 2)))) < 0.03
+    assert 1.5e-2 < np.median(error[:, -1]) < 2.5e-2
 
 
 def test_stochastic_rounding_wins_where_errors_repeat_and_costs_sqrt_2_where_they_do_not() -> None:

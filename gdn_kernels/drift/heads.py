@@ -68,12 +68,13 @@ def _random_weights(dims: BlockDims, seed: int) -> BlockWeights:
 
     A_log, dt_bias = gate_parameters(memory_lengths(TAU, dims.Hv))
     newest = np.arange(dims.K_win) == dims.K_win - 1
+    taps = OLDER_TAPS * rng.standard_normal((dims.conv_dim, dims.K_win)) + newest
     return BlockWeights(
         W_in_qkv=projection(dims.conv_dim),
         W_in_z=projection(dims.value_dim),
         W_in_a=projection(dims.Hv),
         W_in_b=projection(dims.Hv),
-        conv_weight=to_fp32(OLDER_TAPS * rng.standard_normal((dims.conv_dim, dims.K_win)) + newest),
+        conv_weight=to_fp32(_rounded(taps, "bf16")),  # as checkpoints have them
         A_log=A_log,
         dt_bias=dt_bias,
         norm_weight=to_fp32(1 + 0.2 * rng.standard_normal(dims.V)),
