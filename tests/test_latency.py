@@ -12,6 +12,7 @@ import pytest
 
 from gdn_kernels import MODELS, BlockDims, backends
 from gdn_kernels.cli import main
+from gdn_kernels.dtypes import bfloat16
 from gdn_kernels.interpreter.machine import Machine
 from gdn_kernels.interpreter.memory import PSUM, SBUF, occupancy
 from gdn_kernels.latency.floor import argument_specs, floor_bytes, floor_us
@@ -117,6 +118,18 @@ def test_every_weight_byte_is_read_once(name: str, B: int, lnc: int) -> None:
         found = times_read(machines, weight, size)
         assert sum(found.values()) == size
         assert all(count <= allowed.get(times, 0) for times, count in found.items()), (weight, found)
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize("name", FAMILY.values())
+def test_no_batch_up_to_64_is_cut(name: str, lnc: int) -> None:
+    """Every tile of a batch reads all weights."""
+    dims = MODELS[name].dims
+    block = backends.interpreted("gdn_block_tkg").function.__globals__
+    mine = block["core_heads"](dims.Hk, dims.gqa, lnc, 0)
+    for B in range(1, 65):
+        sizes = dims.Hk, dims.Hv, dims.K, dims.V, dims.H, dims.K_win, B
+        assert block["plan_of"](*sizes, bfloat16(), mine, lnc).B == B
 
 
 def test_a_weight_read_twice_would_be_noticed() -> None:
